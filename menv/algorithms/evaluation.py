@@ -16,20 +16,17 @@ import numpy.typing as npt
 from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.postprocessing import BatchPostprocessor
-from menv.algorithms.rollouts import PolicyView, new_sampler, tell_envs_created
-from menv.algorithms.worker_messages import WorkerPlacement, joined_state, split_state
+from menv.algorithms.rollouts import new_sampler, tell_envs_created
+from menv.algorithms.worker_messages import PolicyView, WorkerPlacement, joined_state, split_state
 from menv.base_env import Column, EnvId, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError, MenvError
 from menv.metrics import AS_THEY_COME, Metrics, MetricsSnapshot, When
-from menv.policy import Policy
-from menv.policy_map import MappingSetting, PolicyMap
+from menv.policy_map import PolicyMap
 from menv.sampling import fragment_limit
 from menv.sampling.fragment_limit import ExternalFragmentLimit, Flags, FragmentLimit
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents
-from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 from menv.spaces import alike
 
@@ -319,51 +316,19 @@ class Evaluation:
 Kind: TypeAlias = Literal["observation", "action"]
 
 
-class EvalPolicies:
-    """The policies of a run under the mapping of its evaluations; None maps agents as the run does."""
-
-    def __init__(self, policy_view: PolicyView, policy_mapping_fn: MappingSetting = None) -> None:
-        self._policy_view = policy_view
-        self._mapping_fn = policy_mapping_fn
-        # The run's map and the map with the other mapping function.
-        self._maps: tuple[PolicyMap, PolicyMap] | None = None
-
-    @property
-    def policy_map(self) -> PolicyMap:
-        """Maps agents to policies; the same object while the run's map is."""
-        now = self._policy_view.policy_map
-        if self._mapping_fn is None:
-            return now
-        if self._maps is None or self._maps[0] is not now:
-            self._maps = now, now.changed(policy_mapping_fn=self._mapping_fn)
-        return self._maps[1]
-
-    @property
-    def policies(self) -> Mapping[str, Policy]:
-        return self._policy_view.policies
-
-    @property
-    def groups(self) -> Sequence[PolicyGroup]:
-        return self._policy_view.groups
-
-    @property
-    def postprocessor(self) -> BatchPostprocessor:
-        """Unused: evaluations are not learned from."""
-        return self._policy_view.postprocessor
-
-    def check_env(self, base_env: Adapter, env: Any, settings: AlgorithmConfig) -> None:
-        """Refuse an environment whose agents map to no policy, or to one with other spaces."""
-        agents = resolve_agents(self.policy_map, base_env, env)
-        # An `observation_fn` returns other observations than the environment declares.
-        reshaped = settings.multiagent.observation_fn is not None
-        kinds: tuple[Kind, ...] = ("action",) if reshaped else ("observation", "action")
-        for kind in kinds:
-            given = getattr(settings, f"{kind}_space")
-            spaces = AgentSpaces(base_env if base_env.lockstep else env, kind, given)
-            for agent, policy_id in agents.items():
-                found, built = spaces.found(agent), getattr(self.policies[policy_id], f"{kind}_space")
-                if found is not None and not alike(found, built):
-                    raise ConfigError(
-                        f"the {kind} space of agent {agent!r} is {found}, expected one like that of its policy "
-                        f"{policy_id!r}, {built}; map the agent to another policy, or fix the environment"
-                    )
+def check_env(policy_view: PolicyView, base_env: Adapter, env: Any, settings: AlgorithmConfig) -> None:
+    """Refuse an environment whose agents map to no policy, or to one with other spaces."""
+    agents = resolve_agents(policy_view.policy_map, base_env, env)
+    # An `observation_fn` returns other observations than the environment declares.
+    reshaped = settings.multiagent.observation_fn is not None
+    kinds: tuple[Kind, ...] = ("action",) if reshaped else ("observation", "action")
+    for kind in kinds:
+        given = getattr(settings, f"{kind}_space")
+        spaces = AgentSpaces(base_env if base_env.lockstep else env, kind, given)
+        for agent, policy_id in agents.items():
+            found, built = spaces.found(agent), getattr(policy_view.policies[policy_id], f"{kind}_space")
+            if found is not None and not alike(found, built):
+                raise ConfigError(
+                    f"the {kind} space of agent {agent!r} is {found}, expected one like that of its policy "
+                    f"{policy_id!r}, {built}; map the agent to another policy, or fix the environment"
+                )

@@ -15,14 +15,14 @@ from menv.adapters.convert import check_number
 from menv.adapters.validation import Declared, check_worker, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings
-from menv.algorithms.evaluation import EvalPolicies, Evaluation, EvaluationShare
+from menv.algorithms.evaluation import Evaluation, EvaluationShare, check_env
 from menv.algorithms.operation_guard import OperationGuard
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.rollout_worker import collect_warnings, open_settings
-from menv.algorithms.rollouts import PolicyView
 from menv.algorithms.worker_group import PolicySync, WorkerGroup, sealed_settings
 from menv.algorithms.worker_messages import (
     PolicyUpdate,
+    PolicyView,
     WorkerCounters,
     WorkerInit,
     WorkerSettings,
@@ -65,6 +65,9 @@ class EvaluationRunner:
         self.latest: dict[str, Any] = {}
         self._config = config
         self._policy_set = policy_set
+        # The policies under the mapping of evaluations, and the run's map when they were mapped.
+        self._policy_view: PolicyView = policy_set
+        self._mapped_from = policy_set.policy_map
         self._training_env = training_env
         self._callbacks = callbacks
         self._seed = seed
@@ -108,7 +111,7 @@ class EvaluationRunner:
     def _check_env(self, env: object, base_env: Adapter, settings: AlgorithmConfig) -> None:
         check_number(env, settings.num_envs_per_worker)
         if not base_env.external:
-            self._eval_policies(settings).check_env(base_env, env, settings)
+            check_env(self._mapped(settings), base_env, env, settings)
 
     def _make_envs(self, settings: AlgorithmConfig) -> Adapter:
         env, base_env = create_evaluation_envs(settings, self._training_env)
@@ -168,7 +171,7 @@ class EvaluationRunner:
     def state(self) -> dict[str, Any]:
         """Return what the next evaluation depends on, and the latest result as far as a file can hold it."""
         return {
-            "evaluation": None if self._evaluation is None else self._evaluation.state(),
+            "evaluation": None if self._evaluation is None else self._ready().state(),
             "evaluated": self.latest if is_plain(self.latest) else {},
         }
 
@@ -186,25 +189,32 @@ class EvaluationRunner:
     def _ready(self) -> EvaluationGroup:
         if self._evaluation is None:
             self._evaluation = self._new_evaluation()
+        elif self._policy_set.policy_map is not self._mapped_from:
+            self._policy_view.policy_map = self._mapped(evaluation_settings(self._config)).policy_map
+            self._mapped_from = self._policy_set.policy_map
         return self._evaluation
 
     def _new_evaluation(self) -> EvaluationGroup:
         config, first, seed = self._config, self._training_env, self._seed + _SEED
         settings = evaluation_settings(config)
-        eval_policies = self._eval_policies(settings)
+        self._policy_view, self._mapped_from = self._mapped(settings), self._policy_set.policy_map
         if config.evaluation_num_workers:
             check_evaluable(settings, first)
             if config.evaluation_interval is None:
                 self._try_out()
-            return EvaluationGroup(settings, eval_policies, seed, None, self._first, self._declared)
+            return EvaluationGroup(settings, self._policy_view, seed, None, self._first, self._declared)
         own = settings["callbacks"]
         callbacks = self._callbacks if own is config["callbacks"] else read_callbacks(own)
-        here = Evaluation(settings, eval_policies, self._make_envs, callbacks, seed)
-        return EvaluationGroup(settings, eval_policies, seed, here)
+        here = Evaluation(settings, self._policy_view, self._make_envs, callbacks, seed)
+        return EvaluationGroup(settings, self._policy_view, seed, here)
 
-    def _eval_policies(self, settings: AlgorithmConfig) -> EvalPolicies:
-        mapped = "policy_mapping_fn" in ((self._config.evaluation_config or {}).get("multiagent") or {})
-        return EvalPolicies(self._policy_set, settings.multiagent.policy_mapping_fn if mapped else None)
+    def _mapped(self, settings: AlgorithmConfig) -> PolicyView:
+        """Return the policies under the mapping of evaluations, those of the run where it is the same."""
+        own = self._policy_set
+        if "policy_mapping_fn" not in ((self._config.evaluation_config or {}).get("multiagent") or {}):
+            return own
+        mapped = own.policy_map.changed(policy_mapping_fn=settings.multiagent.policy_mapping_fn)
+        return PolicyView(mapped, own.policies, own.groups, own.postprocessor)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.recipe import Recipe, recipe_named
 from menv.algorithms.rollouts import freeze
 from menv.algorithms.torch_threads import learning_device
-from menv.algorithms.worker_messages import network_policies
+from menv.algorithms.worker_messages import PolicyView, network_policies
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
@@ -42,7 +42,7 @@ Agents = Callable[[PolicyMap], Mapping[AgentId, str]]
 TrainSetting = Iterable[str] | Callable[..., bool] | None
 
 
-class PolicySet:
+class PolicySet(PolicyView):
     """All policies of a run, and what trains them.
 
     `resolve` runs a mapping and fills in the spaces of its policies, `agents` returns the possible agents with the

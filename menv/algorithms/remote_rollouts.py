@@ -23,12 +23,13 @@ from menv.adapters.validation import Declared, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.rollout_worker import RolloutWorker, import_runtime
-from menv.algorithms.rollouts import LocalRollouts, PolicyView, Rollouts, Tree
+from menv.algorithms.rollouts import LocalRollouts, Rollouts, Tree
 from menv.algorithms.torch_threads import set_torch_threads
 from menv.algorithms.worker_group import PolicySync, WorkerGroup
 from menv.algorithms.worker_messages import (
     Fragment,
     PolicyUpdate,
+    PolicyView,
     WorkerCounters,
     check_input_settings,
     create_envs,

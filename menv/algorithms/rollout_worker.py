@@ -20,9 +20,9 @@ from menv.algorithms.rollouts import LocalRollouts, freeze
 from menv.algorithms.worker_messages import (
     Fragment,
     PolicyUpdate,
+    PolicyView,
     WorkerCounters,
     WorkerInit,
-    WorkerPolicies,
     create_envs,
     network_policies,
     synced_filters,
@@ -125,7 +125,7 @@ class RolloutWorker(LocalRollouts):
         )
         return Fragment(batch, counters, self._metrics.take(), self._seen(), faults, self.timers.take())
 
-    def switch(self, worker_policies: WorkerPolicies) -> None:
+    def switch(self, worker_policies: PolicyView) -> None:
         """Switch to the current policies; running episodes keep theirs."""
         own = self._worker_policies
         added = worker_policies.groups[len(own.groups) :]

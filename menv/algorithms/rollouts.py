@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,10 +19,9 @@ from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.matches import seats_in
-from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.worker_messages import (
+    PolicyView,
     WorkerPlacement,
-    WorkerPolicies,
     env_context,
     input_context,
     joined_state,
@@ -33,7 +32,6 @@ from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, MenvError
 from menv.metrics import Metrics, Timers
 from menv.offline.recorded_envs import RecordedEnvs
-from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch, TrajectorySlices
 from menv.sampling.digest import Digest
@@ -46,26 +44,6 @@ if TYPE_CHECKING:
     from menv.algorithms.remote_rollouts import RemoteRollouts
 
 Tree = dict[str, Any]
-
-
-class PolicyView(Protocol):
-    """The policies as sampling needs them: a `PolicySet`, or its copy in a worker."""
-
-    @property
-    def policy_map(self) -> PolicyMap:
-        """Maps agents to policies."""
-
-    @property
-    def policies(self) -> Mapping[str, Policy]:
-        """The policy objects by id."""
-
-    @property
-    def groups(self) -> Sequence[PolicyGroup]:
-        """Policies that act together."""
-
-    @property
-    def postprocessor(self) -> BatchPostprocessor:
-        """Prepares fragments for learning."""
 
 
 def freeze(policy_view: PolicyView) -> None:
@@ -364,7 +342,7 @@ class RecordedRows:
             self._playing = run.policy_map
             # The buffers of the run hold other rows.
             groups = [group.clone() for group in run.groups]
-            policies = WorkerPolicies(self._playing, run.policies, groups, run.postprocessor)
+            policies = PolicyView(self._playing, run.policies, groups, run.postprocessor)
             length = max(1, round(self._due))
             config = replace(self._config, rollout_fragment_length=length, input=None)
             self._rollouts = LocalRollouts(

@@ -19,12 +19,11 @@ from menv import rng
 from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollout_worker import import_runtime
-from menv.algorithms.rollouts import PolicyView
 from menv.algorithms.worker_messages import (
     PolicyUpdate,
+    PolicyView,
     WorkerInit,
     WorkerPlacement,
-    WorkerPolicies,
     WorkerSettings,
     network_policies,
     synced_filters,
@@ -54,10 +53,10 @@ class PolicySync:
         self._moved: set[str] = set()
         self.mark_sent()
 
-    def worker_policies(self) -> WorkerPolicies:
+    def worker_policies(self) -> PolicyView:
         """Return the policies for workers."""
         policy_view = self._policy_view
-        return WorkerPolicies(
+        return PolicyView(
             policy_view.policy_map, policy_view.policies, list(policy_view.groups), policy_view.postprocessor
         )
 

@@ -255,12 +255,15 @@ class PolicyUpdate(NamedTuple):
         )
 
 
-@dataclass(slots=True)
-class WorkerPolicies:
-    """The policies as a worker has them; a `PolicyView`. It is pickled as a whole, because its parts share objects."""
+@dataclass(eq=False, repr=False)
+class PolicyView:
+    """The policies as sampling needs them; `PolicySet` has more. It is pickled as a whole: its parts share objects.
+
+    `policy_map` maps agents to policies, `groups` act together, `postprocessor` prepares fragments for learning.
+    """
 
     policy_map: PolicyMap
-    policies: Mapping[str, Policy]
+    policies: dict[str, Policy]
     groups: list[PolicyGroup]
     postprocessor: BatchPostprocessor
 
@@ -321,7 +324,7 @@ class WorkerInit:
 
     settings: WorkerSettings
     placement: WorkerPlacement
-    worker_policies: WorkerPolicies
+    worker_policies: PolicyView
     seed: int
     declared: Declared
     num_envs: int
