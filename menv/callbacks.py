@@ -216,8 +216,10 @@ def _check_hooks(callbacks: DefaultCallbacks) -> None:
                 f"{', '.join([*given, '**kwargs'])}); correct its parameters"
             ) from error
     for method in dir(callbacks):
+        if not method.startswith("on_") or method in HOOKS:
+            continue
         near = _OLD_NAMES.get(method) or next(iter(difflib.get_close_matches(method, HOOKS, 1, 0.8)), None)
-        if method.startswith("on_") and method not in HOOKS and near:
+        if near:
             warnings.warn(
                 f"callbacks: {name}.{method} is no hook and never called; did you mean {near!r}?",
                 stacklevel=2,
