@@ -209,7 +209,7 @@ class EvaluationRunner:
         return EvaluationGroup(settings, self._policy_view, seed, here)
 
     def _mapped(self, settings: AlgorithmConfig) -> PolicyView:
-        """Return the policies under the mapping of evaluations, those of the run where it is the same."""
+        """Return the policies under the mapping of evaluations, the set of the run where it is the same."""
         own = self._policy_set
         if "policy_mapping_fn" not in ((self._config.evaluation_config or {}).get("multiagent") or {}):
             return own
