@@ -57,6 +57,11 @@ PROGRAMS = (
 )
 """Which tests run programs; one process has their parent, which has imported torch."""
 
+COLD = tuple(
+    f"tests/engines/test_{name}.py" for name in ("drivers", "engines", "interrupted_links", "process_exit")
+)
+"""Where engines start processes from nothing: how these begin and end is tested there."""
+
 LONG = ("tests/workers/test_nothing_grows.py",)
 """What would be waited for if it came last, as those above would be."""
 
@@ -68,7 +73,7 @@ TOGETHER = {"programs": PROGRAMS, "house": ("tests/house/",)}
 def _homes_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let the engine start forks of a process that has imported menv, except where the start is what is tested."""
     with ExitStack() as stack:
-        if sys.platform == "linux" and not request.node.nodeid.startswith("tests/engines/"):
+        if sys.platform == "linux" and not request.node.nodeid.startswith(COLD):
             from tests.warm_homes import forked_homes
 
             stack.enter_context(forked_homes())

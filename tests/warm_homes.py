@@ -1,8 +1,8 @@
 """Processes of the engine that find numpy, gymnasium and menv imported already.
 
 Each is a fork of one process that has imported them and done nothing else; it reads the same questions, writes to the
-same pipes and ends as one does that began from nothing. Importing takes longer than most of them live. The tests of
-`tests/engines` are about how a process starts, and have no use for it.
+same pipes and ends as one does that began from nothing. Importing takes longer than most of them live. Tests of how a
+process starts have no use for it; `tests/conftest.py` lists them.
 """
 
 from __future__ import annotations
