@@ -70,7 +70,9 @@ class CrashLog:
         self._faults[index] = fault
         before = None if progress else self._series.get(index)
         if before is None and len(self._series) >= _MAX_TRACEBACKS:
-            _traceback_to_note(error)
+            # The text of the traceback is kept, but not its frames, which keep whole batches alive.
+            error.add_note("".join(traceback.format_exception(error)))
+            error.__traceback__ = error.__cause__ = error.__context__ = None
         first, cause, times = before or (text, error, -1 if progress else 0)
         self._series[index] = first, cause, times + 1
         if self._tolerated is None:
@@ -106,12 +108,6 @@ class CrashLog:
         error = EnvCrashError(f"{text}{more}; {above} is above{hint}")
         error.__cause__, error._fault = cause, self._faults[index]
         return error
-
-
-def _traceback_to_note(error: BaseException) -> None:
-    """Replace an error's traceback by a text: its frames keep whole batches alive."""
-    error.add_note("".join(traceback.format_exception(error)))
-    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 class LocalEnvs(Adapter):

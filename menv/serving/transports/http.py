@@ -270,7 +270,7 @@ class HttpTransport(Listener):
             unused = [one for one in self.sessions.values() if not one.users]
             if name is not None and len(self.sessions) >= self.limits.max_connections and unused:
                 self._end(unused[0])
-            session = HttpSession(name, self.handler.open(_peer(arrival, "http"), token))
+            session = HttpSession(name, self.handler.open(Peer.at("http", arrival.key[0]), token))
         if name is not None:
             self.sessions[name] = session
         session.last_active = asyncio.get_running_loop().time()
@@ -364,7 +364,9 @@ class HttpTransport(Listener):
             await self._refuse(refusal, scope, receive, send)
             return
         arrival: Arrival = scope["arrival"]
-        session = self.handler.open(_peer(arrival, "websocket"), None if access.token is None else token)
+        session = self.handler.open(
+            Peer.at("websocket", arrival.key[0]), None if access.token is None else token
+        )
         try:
             await receive()
             await send({"type": "websocket.accept"})
@@ -537,10 +539,6 @@ class _WebSocketTalk:
         await self._send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         # The peer has a moment to read the reason and to answer.
         asyncio.get_running_loop().call_later(LINGER_S, self._arrival.cut)
-
-
-def _peer(arrival: Arrival, transport: str) -> Peer:
-    return Peer.at(transport, arrival.key[0])
 
 
 @dataclass(eq=False, slots=True)
