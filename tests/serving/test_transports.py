@@ -468,8 +468,9 @@ def test_connections_that_send_many_bodies_at_once_take_turns() -> None:
             assert client.ask(b"{here") == b"{here"
             talk: Any = talks.all[number]
             talk.received = partial(_note, order, number, talk.received)
-        gate = threading.Event()
-        server.post(gate.wait)
+        held, gate = threading.Event(), threading.Event()
+        server.post(lambda: held.set() or gate.wait())  # type: ignore[func-returns-value]
+        assert held.wait(PATIENCE_S)
         for client in clients:
             client.raw(TCP.wrap(b"{body") * 400)
         gate.set()
