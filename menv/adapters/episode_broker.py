@@ -270,6 +270,10 @@ class EpisodeBroker:
             self._push(channel, ChannelStep(None, chunk=chunk), size)
             self._notify()
 
+    def has_chunks(self, client: ByteBudget) -> bool:
+        """Return whether the sampler has not read all chunks of a client. Called in the sampler's thread."""
+        return client in self._ready.chunked
+
     def lose(self, episode_ids: Iterable[str], why: str) -> None:
         """End episodes whose client is gone: the outcome of their last actions is unknown.
 
@@ -417,8 +421,7 @@ class EpisodeBroker:
     def _named(self, episode_id: str) -> EpisodeChannel | None:
         try:
             return self._channels.get(episode_id)
-        except TypeError:
-            # Unhashable, so no id.
+        except TypeError:  # Unhashable, so no id.
             return None
 
     def _channel(self, call: str, episode_id: str) -> EpisodeChannel:
@@ -492,6 +495,7 @@ class ReadyQueue:
     Attributes:
         room: How many more steps the sampler wants. At 0 only chunks of episodes that it has begun count.
         by_agent_steps: Whether `room` counts agent steps, not env steps.
+        chunked: Channels with chunks, by client; the client whose turn it is comes first.
     """
 
     def __init__(self) -> None:
@@ -503,8 +507,7 @@ class ReadyQueue:
         self._logged: dict[str, EpisodeChannel] = {}
         self._half_read: dict[str, EpisodeChannel] = {}
         self._half_read_ids: set[str] = set()
-        # Channels with chunks, by client; the client whose turn it is comes first.
-        self._chunked: dict[ByteBudget, dict[str, EpisodeChannel]] = {}
+        self.chunked: dict[ByteBudget, dict[str, EpisodeChannel]] = {}
         self._kinds = (self._asking, self._ended, self._logged, self._half_read)
         self._num_chunked = self._num_begun = 0
         self._last_order = 0
@@ -513,12 +516,12 @@ class ReadyQueue:
         return sum(map(len, self._kinds)) + (self._num_chunked if self.room > 0 else self._num_begun)
 
     def __iter__(self) -> Iterator[EpisodeChannel]:
-        for channels in (*self._kinds, *self._chunked.values()):
+        for channels in (*self._kinds, *self.chunked.values()):
             yield from channels.values()
 
     def clear(self) -> None:
         """Forget all channels."""
-        for channels in (*self._kinds, self._chunked):
+        for channels in (*self._kinds, self.chunked):
             channels.clear()
         self._num_chunked = self._num_begun = 0
 
@@ -526,7 +529,7 @@ class ReadyQueue:
         """Add a channel, or move it if its episode has ended by now."""
         name, before = channel.episode_id, None
         if channel.chunked:
-            channels = self._chunked.setdefault(channel.budget, {})
+            channels = self.chunked.setdefault(channel.budget, {})
             self._num_chunked += name not in channels
             self._num_begun += channel.begun and name not in channels
         elif channel.over:
@@ -583,8 +586,8 @@ class ReadyQueue:
         while len(taken) < _MAX_CHUNKS_PER_POLL and (
             self._num_begun if full else self._num_chunked and room > 0
         ):
-            client = next(iter(self._chunked))
-            channels = self._chunked.pop(client)
+            client = next(iter(self.chunked))
+            channels = self.chunked.pop(client)
             channel = next((one for one in channels.values() if one.begun or not full), None)
             if channel is not None:
                 del channels[channel.episode_id]
@@ -595,7 +598,7 @@ class ReadyQueue:
                 ends = takewhile(lambda step: not self._num_steps(step), islice(channel.steps, 1, None))
                 taken += [channel, *(channel for _ in ends)]
             if channels:
-                self._chunked[client] = channels
+                self.chunked[client] = channels
         return taken
 
     def _num_steps(self, step: ChannelStep) -> int:

@@ -212,13 +212,15 @@ class PolicyServer(RequestSource):
         self.server.start()
 
     def published(self) -> None:
-        """Answer the clients that wait for new weights; see `RequestSource.published`."""
+        """Answer the clients that wait for new weights, and whose chunks were read; see `RequestSource.published`."""
         if (trainer := self._trainer) is not None:
             self._add_kinds(trainer)
             self.sessions.set_policies(_describe_policies(trainer))
             # Make the forms of the weights before clients request them.
             self.tasks.prepare(trainer.latest.make_ready)
-        self.tasks.weights_changed()
+        # A client whose chunks were not all read would play ahead of the sampler.
+        unread = {one for one in list(self.sessions.connected) if self.broker.has_chunks(one.state.backlog)}
+        self.tasks.weights_changed(keep=unread)
 
     def _add_kinds(self, trainer: Trainer) -> None:
         self._kinds.update(map(_kind, trainer.latest.policies.values()))

@@ -14,7 +14,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
@@ -685,9 +685,9 @@ class SamplerTaskQueue:
         self._executor.shutdown(cancel_futures=True)
         self.weights_changed(error)
 
-    def weights_changed(self, error: MenvError | None = None) -> None:
-        """Answer the clients that wait now, not clients that begin to wait meanwhile. From any thread."""
-        later, self._later = self._later, {}
+    def weights_changed(self, error: MenvError | None = None, keep: Collection[object] = ()) -> None:
+        """Answer the clients that wait now, except those to `keep`, and none that comes meanwhile. From any thread."""
+        later = {client: self._later.pop(client, []) for client in list(self._later) if client not in keep}
         if later:
             self._post(lambda: [then(error) for thens in later.values() for then in thens])
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from menv.serving import RLlinkInput, policy_server, session
+from menv.serving import Limits, RLlinkInput, policy_server, session
 from tests.serving.doors import HTTP, TCP, Door, every_door
 from tests.serving.served import TWO, Served, all_taken, obs_of, served, settled
 from tests.serving.talks import eventually
@@ -204,6 +204,18 @@ def test_several_clients_at_once_learn_together_and_their_numbers_only_grow() ->
     assert all(own == sorted(own) for own in numbers)
     assert one.results[-1]["num_env_steps_sampled"] >= 360
     assert one.results[-1]["episode_len_mean"] == 10
+
+
+def test_who_waits_for_new_weights_does_not_play_ahead_of_the_sampler() -> None:
+    # One message holds four fragments, and no two messages may wait.
+    sent = [whole(8)] * 16
+    with (
+        served(kind=RLlinkInput, settings={"limits": Limits(max_waiting=30_000)}) as one,
+        one.training(),
+        one.voice() as voice,
+    ):
+        answers = [voice.ask("EPISODES_AND_GET_STATE", episodes=sent) for _ in range(5)]
+    assert [answer["type"] for answer in answers] == ["SET_STATE"] * 5, answers[-1]
 
 
 def test_names_that_nobody_needs_and_answers_are_refused_and_the_conversation_goes_on() -> None:
