@@ -52,6 +52,7 @@ def test_cartpole_balances_far_longer_than_by_chance(kind: str) -> None:
     assert 0 <= result["num_env_steps_sampled"] - 15 * 1024 < 15 * 8
 
 
+@pytest.mark.slow_unless("NextStep", "Disabled")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_seed_is_the_same_run_and_another_is_another(kind: str) -> None:
     def run(seed: int) -> Any:

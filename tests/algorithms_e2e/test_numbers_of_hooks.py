@@ -202,6 +202,7 @@ MEMORY = {"model": {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4]}
 BY_PRIORITY = {"replay_buffer_config": {"prioritized_replay": True}}
 
 
+@pytest.mark.slow_unless("PPO-*", "DQN-settings4")
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [

@@ -403,7 +403,7 @@ class Anew:
 
 
 # A module of one's own is lent the parameters for each call.
-@pytest.mark.slow_unless("choices", "both, with masks", "gru", "pictures", "dqn", "qmix")
+@pytest.mark.slow_unless("choices", "gru", "dqn", "qmix")
 @pytest.mark.parametrize("kind", STOCK)
 def test_learning_with_one_network_is_learning_with_a_new_one_at_every_step(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -421,15 +421,7 @@ def test_learning_with_one_network_is_learning_with_a_new_one_at_every_step(
         np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
 
 
-@pytest.mark.slow_unless(
-    "both, with masks",
-    "gru",
-    "pictures",
-    "dqn",
-    "torch acts for a group",
-    "custom with a memory",
-    "a loss and modules",
-)
+@pytest.mark.slow_unless("gru", "dqn", "torch acts for a group", "a loss and modules")
 @pytest.mark.parametrize("kind", [*STOCK, *OWN])
 def test_every_weight_is_learned(kind: str) -> None:
     begun, after, later = (trained(kind, iterations) for iterations in (0, 1, 3))

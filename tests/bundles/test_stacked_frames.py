@@ -85,6 +85,7 @@ def test_a_loaded_policy_answers_as_the_live_one_along_episodes_to_the_last_bit(
             assert len(told) > 1
 
 
+@pytest.mark.slow_unless("vector", "lstm", "picture")
 @pytest.mark.parametrize("kind", ["vector", "lstm", "picture", "picture of three colours", "continuous"])
 def test_a_loaded_policy_does_by_hand_what_the_sampler_did(kind: str, tmp_path: Path) -> None:
     with stacking(kind, explore=False, rollout_fragment_length=60) as algorithm:

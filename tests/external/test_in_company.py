@@ -83,6 +83,7 @@ def test_box_actions_arrive_in_the_environments_own_form() -> None:
     assert all(walk.action_space.contains(action) for action in got)
 
 
+@pytest.mark.slow_unless("*-plain", "*-frames", "*-filter and lstm")
 @pytest.mark.each_value
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])

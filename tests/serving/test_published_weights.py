@@ -275,6 +275,7 @@ def own_logp(policy: Any, outputs: Any, action: Any) -> float:
     return float(total + (-0.5 * z * z - log_std - 0.5 * np.log(2 * np.pi)).sum())
 
 
+@pytest.mark.slow_unless("mlp", "masked", "nested", "continuous", "mixed")
 @pytest.mark.parametrize(
     "kind",
     [

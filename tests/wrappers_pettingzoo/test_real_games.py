@@ -23,6 +23,18 @@ every_game = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow_unless(
+    "tictactoe*",
+    "rps*",
+    "connect_four*",
+    "leduc*",
+    "texas*",
+    "pistonball*",
+    "multiwalker_v9.parallel_env",
+    "simple_spread*",
+    "simple_world*",
+    "generated*",
+)
 @every_game
 def test_a_game_tells_the_same_story_as_in_pettingzoos_own_loop(game: Game) -> None:
     base_env, envs = build(game.make, 2, seed=7)

@@ -35,6 +35,7 @@ def creator(game: Game) -> Callable[[Any], Any]:
     return lambda context: wrapper(game.make())
 
 
+@pytest.mark.slow_unless("leduc", "rps", "zombies-in-turn", "spread")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_few_iterations_train_every_family(family: str) -> None:
     register_env(f"pettingzoo-{family}", creator(FAMILIES[family]))
