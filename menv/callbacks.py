@@ -215,9 +215,7 @@ def _check_hooks(callbacks: DefaultCallbacks) -> None:
                 f"callbacks: {name}.{hook}{signature} cannot be called ({error}), expected (self, *, "
                 f"{', '.join([*given, '**kwargs'])}); correct its parameters"
             ) from error
-    for method in dir(callbacks):
-        if not method.startswith("on_") or method in HOOKS:
-            continue
+    for method in (name for name in dir(callbacks) if name.startswith("on_") and name not in HOOKS):
         near = _OLD_NAMES.get(method) or next(iter(difflib.get_close_matches(method, HOOKS, 1, 0.8)), None)
         if near:
             warnings.warn(
