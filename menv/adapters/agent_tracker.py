@@ -363,9 +363,8 @@ class AgentTracker:
         self, obs: Any, terminateds: Any, truncateds: Any, infos: Any, events: PollEvents
     ) -> dict[AgentId, Any]:
         """End the agents whose own flag is set; return the observations of the others."""
-        flagged = [agent for agent in terminateds if flag_of(terminateds, agent, self.where)]
-        more = (agent for agent in truncateds if flag_of(truncateds, agent, self.where))
-        flagged += [agent for agent in more if agent not in flagged]
+        both = (terminateds, truncateds)
+        flagged = dict.fromkeys(a for flags in both for a in flags if flag_of(flags, a, self.where))
         for agent in flagged:
             flags = self._flags(agent, terminateds, truncateds)
             self._end(agent, flags, obs.get(agent), infos.get(agent, _NO_INFO), events)
