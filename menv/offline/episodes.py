@@ -259,7 +259,8 @@ def from_columns(header: Header, columns: Columns, where: str) -> Iterator[Recor
         trajectories = [_trajectory(header, agents, columns, place, name) for place in places]
         length, seed, text = (columns[column][places[0]] for column in ("length", "seed", "unclaimed"))
         unclaimed = {_agent_of(agent): float(reward) for agent, reward in json.loads(text)} if text else {}
-        _check_finite(list(unclaimed.values()), where)
+        if unclaimed:
+            _check_finite(list(unclaimed.values()), where)
         yield RecordedEpisode(trajectories, None if seed < 0 else seed, header.env, length, unclaimed, name)
 
 

@@ -102,8 +102,8 @@ def episode_sources(pattern: str | os.PathLike[str]) -> list[EpisodeSource]:
     """Return the parts of the recordings that a path, a pattern or `"minari:NAME"` names."""
     if isinstance(pattern, str) and pattern.startswith(_MINARI):
         return list(_minari_sources(pattern))
-    matches = sorted(glob.glob(os.fspath(pattern), recursive=True))
-    names = [name for name in matches if Path(name).suffix in _SUFFIXES]
+    found = glob.glob(os.fspath(pattern), recursive=True)
+    names = sorted(name for name in found if Path(name).suffix in _SUFFIXES)
     if not names:
         raise ConfigError(
             f"recording {os.fspath(pattern)!r}: no file of this name in {Path.cwd()}, expected a path or a pattern of "
@@ -260,12 +260,10 @@ def _read_minari(where: str, dataset: Any, numbers: Sequence[int]) -> Iterator[R
             for space, given in zip(spaces, (one.observations, one.actions), strict=True)
         )
         terminated, truncated = bool(one.terminations[-1]), bool(one.truncations[-1])
-        steps = ExternalSteps(
-            obs, actions, np.asarray(one.rewards, np.float64), terminated, truncated or not terminated,
-            env_t=np.arange(len(one.rewards) + 1),
-        )  # fmt: skip
+        rewards, times = np.asarray(one.rewards, np.float64), np.arange(len(one.rewards) + 1)
+        steps = ExternalSteps(obs, actions, rewards, terminated, truncated or not terminated, env_t=times)
         trajectory = RecordedTrajectory(SINGLE_AGENT, steps, *spaces)
-        yield RecordedEpisode([trajectory], env_steps=len(one.rewards), name=f"{where}, episode {one.id}")
+        yield RecordedEpisode([trajectory], env_steps=len(rewards), name=f"{where}, episode {one.id}")
 
 
 def write_minari(pattern: str | os.PathLike[str], name: str) -> list[str]:
