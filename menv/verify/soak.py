@@ -95,7 +95,7 @@ class SoakReport:
         rate = f"{self.env_steps} env steps, {self.env_steps / self.seconds:.0f} a second"
         lines = [f"{self.env}: {verdict} ({self.seconds:.0f} s, {rate}, {self.episodes} episodes)"]
         lines += [
-            f"  {name}: {one.per_hour:+.1f} an hour, standard error {one.error:.1f}"
+            f"  {name}: {round(one.per_hour, 1) + 0.0:+} an hour, standard error {one.error:.1f}"
             for name, one in self.trends.items()
         ]
         lines += [f"  {self.kills} worker processes were killed and replaced"] * bool(self.kills)

@@ -131,7 +131,7 @@ def test_mixing_learns_what_adding_up_cannot_express(prioritized: bool) -> None:
         spec = spec_of(2, mixer=mixer)
         one = learner(spec, spec.first_weights(0), replay_buffer_config={"prioritized_replay": prioritized})
         one.has_first_weights = True
-        for number in range(12):
+        for number in range(16):
             stats = one.learn(team(64, number), 0)
         errors[mixer] = stats["mean_td_error"]
         assert stats["updates"] == 64.0

@@ -35,7 +35,7 @@ FOUND_FIRST = {
     "export": "how_to/deploying",
     "checkpoint": "how_to/resume",
     "QMIX": "how_to/mappo",
-    "self-play": "tutorials/card_game",
+    "self-play": "how_to/self_play",
     "zero-sum": "tutorials/card_game",
     "turn-based": "tutorials/card_game",
     "AEC": "tutorials/card_game",

@@ -262,7 +262,7 @@ def test_levels_learn_together(env: Any, levels: tuple[str, ...], seed: int) -> 
         "seed": seed,
     }
     with PPO(env=env, config=config) as algo:
-        for _ in range(50):
+        for _ in range(80):
             mean = algo.train()["policy_reward_mean"].get(levels[0], -9.0)
             if mean >= LEARNED[levels[0]]:
                 break
