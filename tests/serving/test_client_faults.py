@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 import sys
 import threading
 import time
@@ -104,13 +105,19 @@ def test_a_server_that_is_gone_is_one_clear_error(mode: str) -> None:
         name = client.start_episode()
         client.get_action(name, observation(0))
 
-    for _ in range(2):
-        begun = time.monotonic()
-        with pytest.raises(ServerGoneError, match=r"does not answer .*expected a server there within 0\.5 s"):
-            go_on(client, name)
-        assert time.monotonic() - begun < 10
-    with pytest.raises(ServerGoneError):
-        PolicyClient(course.address, mode, timeout=0.2)  # type: ignore[arg-type]
+    # It accepts no connection, and no other server gets the port.
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", course.port))
+        for _ in range(2):
+            begun = time.monotonic()
+            with pytest.raises(
+                ServerGoneError, match=r"does not answer .*expected a server there within 0\.5 s"
+            ):
+                go_on(client, name)
+            assert time.monotonic() - begun < 10
+        with pytest.raises(ServerGoneError):
+            PolicyClient(course.address, mode, timeout=0.2)  # type: ignore[arg-type]
 
 
 @every_mode
