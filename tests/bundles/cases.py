@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import pytest
 
 from menv.algorithms import DQN, PPO, QMIX
 from menv.algorithms.algorithm import Algorithm
@@ -146,6 +147,21 @@ def _lively(weight: Any, rng: np.random.Generator) -> Any:
 
 
 KINDS = [*CASES, "group"]
+few_kinds = pytest.mark.slow_unless(
+    *(
+        "mlp",
+        "nested",
+        "masked components",
+        "continuous",
+        "clipped",
+        "nested actions",
+        "masked and mixed",
+        "lstm",
+        "gru",
+    ),
+    *("masked picture", "picture through an lstm", "worth", "group"),
+)
+"""Of tests of all kinds those of these are run by default."""
 
 
 def sample(space: Any, rng: np.random.Generator) -> Any:

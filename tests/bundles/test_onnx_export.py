@@ -17,7 +17,7 @@ from menv.algorithms.rllink_graph import RLlinkGraph
 from menv.errors import ConfigError
 from menv.inference.golden import columns
 from menv.spaces import paths
-from tests.bundles.cases import KINDS, Spaces, algorithm_of, observations
+from tests.bundles.cases import KINDS, Spaces, algorithm_of, few_kinds, observations
 
 ROWS = 9
 
@@ -33,21 +33,7 @@ def answers(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(names, session.run(names, feed), strict=True))
 
 
-@pytest.mark.slow_unless(
-    "mlp",
-    "nested",
-    "masked components",
-    "continuous",
-    "clipped",
-    "nested actions",
-    "masked and mixed",
-    "lstm",
-    "gru",
-    "masked picture",
-    "picture through an lstm",
-    "worth",
-    "group",
-)
+@few_kinds
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_takes_raw_observations_and_gives_env_ready_actions(kind: str, tmp_path: Path) -> None:
     with algorithm_of(kind) as algorithm:

@@ -27,7 +27,7 @@ from menv.inference.policy_bundle import (
     unpack_weights,
 )
 from tests.algorithms.test_custom_model import Moody
-from tests.bundles.cases import KINDS, algorithm_of, observations, same
+from tests.bundles.cases import KINDS, algorithm_of, few_kinds, observations, same
 from tests.house.sources import ROOT
 
 
@@ -43,21 +43,7 @@ def small() -> tuple[bytes, bytes]:
         return pack_bundle(policy, {"env_steps": 7}), pack_weights(policy)
 
 
-@pytest.mark.slow_unless(
-    "mlp",
-    "nested",
-    "masked components",
-    "continuous",
-    "clipped",
-    "nested actions",
-    "masked and mixed",
-    "lstm",
-    "gru",
-    "masked picture",
-    "picture through an lstm",
-    "worth",
-    "group",
-)
+@few_kinds
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_policy_that_was_sent_answers_as_the_one_that_was_packed(kind: str) -> None:
     with algorithm_of(kind) as algorithm:

@@ -25,7 +25,7 @@ from menv.inference.policy_bundle import pack_bundle
 from menv.policy import Policy as BasePolicy
 from menv.sampling.policy_group import NetworkStrategy
 from menv.serving.client.local_actor import LocalPolicy
-from tests.bundles.cases import KINDS, algorithm_of, observations, same
+from tests.bundles.cases import KINDS, algorithm_of, few_kinds, observations, same
 from tests.house.sources import ROOT
 
 
@@ -35,21 +35,7 @@ def one(path: Path) -> Policy:
     return policy
 
 
-@pytest.mark.slow_unless(
-    "mlp",
-    "nested",
-    "masked components",
-    "continuous",
-    "clipped",
-    "nested actions",
-    "masked and mixed",
-    "lstm",
-    "gru",
-    "masked picture",
-    "picture through an lstm",
-    "worth",
-    "group",
-)
+@few_kinds
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_policy_acts_as_before_to_the_last_bit(kind: str, tmp_path: Path) -> None:
     with algorithm_of(kind) as algorithm:
