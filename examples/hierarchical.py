@@ -8,34 +8,28 @@ agents of one level share a policy, which the mapping finds by the prefix of the
 
 from typing import Any, Literal
 
+from windy_maze import NAMES, WindyMaze
+
 from menv import PolicySpec
 from menv.algorithms import PPO
-from menv.envs import HierarchicalWindyMaze, ThreeLevelMaze, WindyMaze
 from menv.tracking import next_run_dir, plot_runs
 
 # More entropy: higher levels explore while the level below still learns to obey.
 EXPLORES = PolicySpec(config={"entropy_coeff": 0.05})
-ENVS: dict[int, Any] = {1: WindyMaze, 2: HierarchicalWindyMaze, 3: ThreeLevelMaze}
-POLICIES: dict[int, dict[str, PolicySpec | None]] = {
-    1: {"default_policy": None},
-    2: {"high_level": EXPLORES, "low_level": None},
-    3: {"top_level": EXPLORES, "mid_level": EXPLORES, "low_level": None},
-}
 # Returns of the top level that count as solved.
 SOLVED = {1: 0.45, 2: 0.35, 3: 0.85}
 
 
 def policy_for(agent_id: str, *args: Any, **kwargs: Any) -> str:
-    """Return low_level for low_level_17; the agent of the maze without levels is agent0."""
-    if agent_id == "agent0":
-        return "default_policy"
+    """Return low_level for low_level_17."""
     return "_".join(agent_id.split("_")[:2])
 
 
 def main(levels: Literal[1, 2, 3] = 2, seconds: float = 60.0, seed: int = 0) -> dict[str, Any]:
-    policies = POLICIES[levels]
-    top = next(iter(policies))
+    *above, lowest = NAMES[levels]
+    policies = {**dict.fromkeys(above, EXPLORES), lowest: None}
     config = {
+        "env_config": {"levels": levels},
         "num_envs_per_worker": 32,
         "train_batch_size": 4096,
         "sgd_minibatch_size": 512,
@@ -45,11 +39,11 @@ def main(levels: Literal[1, 2, 3] = 2, seconds: float = 60.0, seed: int = 0) -> 
         "seed": seed,
     }
     run_dir = next_run_dir(f"maze-{levels}-levels", "PPO")
-    stop = {f"policy_reward_mean/{top}": SOLVED[levels], "time_total_s": seconds}
-    with PPO(env=ENVS[levels], config=config) as algo:
+    stop = {"policy_reward_mean/top_level": SOLVED[levels], "time_total_s": seconds}
+    with PPO(env=WindyMaze, config=config) as algo:
         result = algo.learn(stop=stop, run_dir=run_dir, progress_bar=True)
     print("wrote", plot_runs([run_dir]))
-    mean = result["policy_reward_mean"].get(top)
+    mean = result["policy_reward_mean"].get("top_level")
     return {"solved": mean is not None and mean >= SOLVED[levels], "return": mean}
 
 

@@ -80,6 +80,7 @@ def test_every_example_is_tested_and_says_how_to_run_it() -> None:
         "person_against_policy",
         "sumo_town",
         "tictactoe_play",
+        "windy_maze",
     }
     silent = [name for name, text in files.items() if f"examples/{name}.py" not in text.split('"""')[1]]
     assert silent == ["flags", "tictactoe_play"]

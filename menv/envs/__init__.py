@@ -21,8 +21,5 @@ if TYPE_CHECKING:
     from menv.envs.tictactoe import TicTacToe as TicTacToe
     from menv.envs.traffic import MultiAgentTrafficEnv as MultiAgentTrafficEnv
     from menv.envs.two_step_game import TwoStepGame as TwoStepGame
-    from menv.envs.windy_maze import HierarchicalWindyMaze as HierarchicalWindyMaze
-    from menv.envs.windy_maze import ThreeLevelMaze as ThreeLevelMaze
-    from menv.envs.windy_maze import WindyMaze as WindyMaze
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

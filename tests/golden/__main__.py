@@ -2,8 +2,8 @@
 
     python -m tests.golden --against main~3 --only ppo_copies dqn_vector
 
-Both sides run this checkout's `tests/golden` with the same interpreter on the same machine, each with its own menv.
-The exit status is 1 if a run differs.
+Both sides run this checkout's `tests/golden` and `examples` with the same interpreter on the same machine, each with
+its own menv. The exit status is 1 if a run differs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pathlib import Path
 
 from tests.golden.runs import RUNS, Fields
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager
 def worktree(commit: str) -> Iterator[Path]:
-    """Check `commit` out into a temporary folder, with the golden runs of this checkout."""
+    """Check `commit` out into a temporary folder, with the golden runs and the examples of this checkout."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "menv"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(root), commit], cwd=ROOT, check=True)
         try:
-            shutil.rmtree(root / "tests/golden", ignore_errors=True)
-            shutil.copytree(HERE, root / "tests/golden")
+            for part in ("tests/golden", "examples"):
+                shutil.rmtree(root / part, ignore_errors=True)
+                shutil.copytree(ROOT / part, root / part)
             yield root
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(root)], cwd=ROOT, check=True)

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from examples.windy_maze import WindyMaze
 from menv import DefaultCallbacks, MenvError, Policy, PolicySpec, RandomPolicy, local_policy_inference
 from menv.algorithms import DQN, PPO, QMIX, Algorithm
-from menv.envs import HierarchicalWindyMaze, TwoStepGame
+from menv.envs import TwoStepGame
 from menv.serving import PolicyClient, PolicyServerInput
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
 from tests.golden import networks, worlds
@@ -281,7 +282,7 @@ CUSTOM: dict[str, Any] = {
     },
     "policy_mapping_fn": each_own,
 }
-LEVELS: dict[str, Any] = {"policies": ["high_level", "low_level"], "policy_mapping_fn": level_of}
+LEVELS: dict[str, Any] = {"policies": ["top_level", "low_level"], "policy_mapping_fn": level_of}
 ROAD: dict[str, Any] = {
     "policies": {"cars": PolicySpec(algorithm="PPO"), "lights": PolicySpec(algorithm="DQN")},
     "policy_mapping_fn": car_or_light,
@@ -354,7 +355,7 @@ RUNS: dict[str, Callable[[], Fields]] = {
         model=LSTM,
         multiagent=MIXED,
     ),
-    "ppo_hierarchy": partial(trained, PPO, HierarchicalWindyMaze, multiagent=LEVELS),
+    "ppo_hierarchy": partial(trained, PPO, WindyMaze, multiagent=LEVELS),
     "ppo_critic_obs": partial(trained, PPO, TwoStepGame, critic_obs="all_agents", multiagent=PAIR),
     "ppo_central_critic": partial(
         trained, PPO, TwoStepGame, multiagent={**PAIR, "policies": {"agent_1": OWN, "agent_2": OWN}}
