@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.poll_events import PollEvents, all_empty, check_info
-from menv.adapters.validation import any_set, flag_of, lasting, refuse_none, validate_reset, validate_step
+from menv.adapters.validation import (
+    any_set,
+    flag_of,
+    lasting,
+    refuse_none,
+    refuse_reserved,
+    validate_reset,
+    validate_step,
+)  # fmt: skip
 from menv.base_env import (
     ALL,
     COMMON,
@@ -181,7 +189,7 @@ class AgentTracker:
             )
         except (TypeError, ValueError, RuntimeError):
             unchanged = False
-        if not unchanged or ALL in rewards or ALL in obs:
+        if not unchanged:
             return self._step_in_full(result, events)
         self.episode_steps += 1
         self._set_rows(obs, rewards, _NO_INFO, events)
@@ -219,6 +227,7 @@ class AgentTracker:
             self.obs, self.rewards = [*obs.values()], [*rewards.values()]
             self.infos = self._infos_of(infos, layout) if infos else layout.no_infos
             return
+        refuse_reserved("step", obs, rewards, self._wrong)
         paid = bool(self.held)
         if rewards and not paid:
             try:
@@ -293,6 +302,11 @@ class AgentTracker:
     def alive(self) -> list[AgentId]:
         """Return the agents with a running trajectory, in the order of their slots' first use."""
         return [agent for agent in self.slots if agent in self._alive]
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether agents appeared in this episode and all have ended."""
+        return bool(self._dead) and not self._alive
 
     # For external episodes: a tracker serves one episode id after the other, and some agents have no rows here.
 
@@ -457,12 +471,6 @@ class AgentTracker:
 
     def _new_layout(self, agents: tuple[AgentId, ...]) -> WaitingAgents:
         """Give each agent a slot and keep the layout."""
-        if COMMON in agents:
-            raise ContractError(
-                f"env {self.env_id}: an agent is called {COMMON!r}, expected another name: infos under it are of the "
-                "whole environment; rename the agent",
-                "ME013",
-            )
         if len(self._layouts) >= _KEPT_LAYOUTS:
             self._layouts.clear()
         for agent in agents:
@@ -498,7 +506,7 @@ class AgentTracker:
 
     def _check_info(self, agent: AgentId, info: object) -> None:
         if type(info) is not dict:
-            check_info(info, f"{self.where('step')}, agent {agent!r}")
+            check_info(info, f"{self.where('step')}, agent {agent!r}: info")
 
     def _number(self, agent: AgentId, reward: object) -> float:
         return as_reward(reward, self.reward_label(agent))

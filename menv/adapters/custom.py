@@ -21,12 +21,11 @@ from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgen
 from menv.adapters.poll_events import PollEvents
 from menv.adapters.validation import (
     KEY_FIRST,
-    MAX_EMPTY_STEPS,
     any_set,
     as_rewards,
     by_sub_environment,
     check_answers,
-    empty_steps_error,
+    count_empty,
     flag_of,
     possible_agents,
     reward_labels,
@@ -270,13 +269,11 @@ class SixDicts(BaseEnv):
 
     def _update_waiting(self, env_id: EnvId) -> None:
         self._sent_empty.discard(env_id)
-        if self._trackers[env_id].waiting.agents:
+        tracker, empty = self._trackers[env_id], self._empty_steps.pop(env_id, 0)
+        if tracker.waiting.agents:
             self._due.add(env_id)
-            self._empty_steps.pop(env_id, None)
-            return
-        self._empty_steps[env_id] = self._empty_steps.get(env_id, 0) + 1
-        if self._empty_steps[env_id] > MAX_EMPTY_STEPS:
-            raise empty_steps_error(f"env {env_id} poll")
+        else:
+            self._empty_steps[env_id] = count_empty(empty, f"env {env_id} poll", tracker.all_ended)
 
     def _begin(
         self, env_id: EnvId, obs: object, infos: object, rewards: Mapping[AgentId, Any] = MappingProxyType({})

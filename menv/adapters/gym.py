@@ -220,7 +220,7 @@ class GymEnvs(LocalEnvs):
 
     def _set_first_row(self, index: int, obs: Any, info: Any) -> None:
         if type(info) is not dict:
-            check_info(info, f"env {index} reset")
+            check_info(info, f"env {index} reset: info")
         self._obs[index], self._infos[index] = obs, info
         self._steps[index] = self._envs[index].step
         self._episode_start[index] = self.env_steps.item(index)
@@ -291,7 +291,7 @@ class GymEnvs(LocalEnvs):
             for index, step, action in todo:
                 obs, reward, terminated, truncated, info = step(action)
                 if type(info) is not dict:
-                    check_info(info, f"env {index} step")
+                    check_info(info, f"env {index} step: info")
                 if terminated or truncated:
                     flags = _flag(index, "terminated", terminated), _flag(index, "truncated", truncated)
                     final = last_obs(obs, f"env {index} step")

@@ -17,14 +17,13 @@ import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from menv import rng
-from menv.adapters.validation import as_rewards, check_count, env_reward_labels
+from menv.adapters.validation import as_flags, as_rewards, check_counts, env_reward_labels
 from menv.adapters.vector import LockstepEnvs
 from menv.base_env import EnvId, Flags, IntArray, VectorStep
-from menv.errors import ConfigError, ContractError, MenvError, raised_by_envs
-from menv.spaces import as_flag, close_env, last_obs, own_copy
+from menv.errors import ConfigError, ContractError
+from menv.spaces import close_env, last_obs, own_copy
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
-_BOOL = np.dtype(np.bool_)
 _NO_INFO: Mapping[str, Any] = {}
 _OF_ENDS = frozenset(("final_obs", "_final_obs", "final_info", "_final_info"))
 
@@ -77,23 +76,13 @@ class GymVectorEnvs(LockstepEnvs):
 
     def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
         seed, self._seed = self._seed if seed is None else seed, None
-        try:
-            result = self.env.reset(seed=seed, options=options)
-        except MenvError:
-            raise
-        except raised_by_envs() as error:
-            raise self._crash(f"{type(self.env).__name__}.reset", error) from error
+        result = self._call("reset", seed=seed, options=options)
         obs, infos = self._returned(result, 2, "reset", "(obs, infos)")
         self._due = None
         return self._rows(obs), self._infos_of(self._by_name(infos, "reset"))
 
     def _step_all(self, actions: object, slots: IntArray | None) -> VectorStep:
-        try:
-            result = self.env.step(self._all_actions(actions, slots))
-        except MenvError:
-            raise
-        except raised_by_envs() as error:
-            raise self._crash(f"{type(self.env).__name__}.step", error) from error
+        result = self._call("step", self._all_actions(actions, slots))
         self._returned(result, 5, "step", "(obs, rewards, terminations, truncations, infos)")
         obs, raw_rewards, terminated, truncated, infos = result
         if type(infos) is not dict:
@@ -106,12 +95,9 @@ class GymVectorEnvs(LockstepEnvs):
         ):
             self._check_counts("step", ["rewards"], [raw_rewards])
             rewards = as_rewards(raw_rewards, lambda: env_reward_labels(f"{self._name}.step"))
-        if type(terminated) is not np.ndarray or type(truncated) is not np.ndarray:
-            terminated, truncated = (
-                self._flags("terminations", terminated),
-                self._flags("truncations", truncated),
-            )
-        done = self._over(terminated, truncated)
+        terminated = self._flags("terminations", terminated)
+        truncated = self._flags("truncations", truncated)
+        done: Flags = np.logical_or(terminated, truncated)
         begun, self._due = self._due, None
         step = VectorStep(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)
         # A tenth of the time of `done.any()`.
@@ -120,26 +106,12 @@ class GymVectorEnvs(LockstepEnvs):
             self._add_ends(step, infos)
         return step
 
-    def _over(self, terminated: Any, truncated: Any) -> Flags:
-        if terminated.shape == truncated.shape == self._all_slots.shape:
-            done: Flags = np.logical_or(terminated, truncated)
-            # Arrays of objects give objects.
-            if done.dtype is _BOOL:
-                return done
-        raise ContractError(
-            f"{self._name}.step: returned terminations of shape {terminated.shape} ({terminated.dtype}) and "
-            f"truncations of shape {truncated.shape} ({truncated.dtype}), expected {self._all_slots.shape} of bool; "
-            "return one flag each"
-        )
-
     def _flags(self, name: str, flags: Any) -> npt.NDArray[Any]:
-        if isinstance(flags, np.ndarray):
+        """Return [E] flags, as numbers."""
+        if type(flags) is np.ndarray and flags.shape == (self.num_envs,) and flags.dtype.kind in "biuf":
             return flags
         self._check_counts("step", [name], [flags])
-        found = np.asarray(flags)
-        if found.dtype.kind in "biuf":
-            return found
-        return np.array([as_flag(flag, f"{self._name}.step: one of {name}") for flag in flags], np.bool_)
+        return as_flags(flags, f"{self._name}.step: {name}")
 
     def _add_ends(self, step: VectorStep, infos: Mapping[str, Any]) -> None:
         done = step.done
@@ -169,24 +141,15 @@ class GymVectorEnvs(LockstepEnvs):
 
     def _reset_some(self, done: Flags) -> tuple[Any, Mapping[str, Any]]:
         """Reset the sub-environments that are done, in mode DISABLED."""
-        try:
-            obs, infos = self.env.reset(options={"reset_mask": done})
-        except MenvError:
-            raise
-        except raised_by_envs() as error:
-            raise self._crash(f"{type(self.env).__name__}.reset with a reset_mask", error) from error
+        result = self._call("reset", options={"reset_mask": done})
+        obs, infos = self._returned(result, 2, "reset with a reset_mask", "(obs, infos)")
         return self._rows(obs), self._by_name(infos, "reset with a reset_mask")
 
     def _finals_in(
         self, infos: Mapping[str, Any], which: Sequence[int]
     ) -> tuple[list[Any], list[Mapping[str, Any]]]:
-        if "final_obs" not in infos:
-            raise ContractError(
-                f"{type(self.env).__name__}.step: env {which[0]} is done and infos has no 'final_obs', expected one "
-                "with AutoresetMode.SAME_STEP; put the last observation there"
-            )
+        given = final_obs(infos, which[0], f"{self._name}.step")
         details: Any = infos.get("final_info", _NO_INFO)
-        given = infos["final_obs"]
         # A list, as gymnasium returns it, or a batch of a Dict space like the observations.
         finals = self._rows(given) if isinstance(given, Mapping) else given
         return (
@@ -235,14 +198,14 @@ class GymVectorEnvs(LockstepEnvs):
 
 def autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> str:
     """Return the autoreset mode of an environment, one of the three constants above."""
-    mode = (env.metadata or {}).get("autoreset_mode")
+    mode = env.metadata.get("autoreset_mode") if isinstance(env.metadata, Mapping) else None
     if mode is None and not hasattr(gym.vector, "AutoresetMode"):
         # The only mode of gymnasium 1.0, which had no name for it.
         return NEXT_STEP
     name = getattr(mode, "value", mode)
     if name not in (NEXT_STEP, SAME_STEP, DISABLED):
         raise ConfigError(
-            f"{type(env).__name__}: metadata['autoreset_mode'] is {mode!r}, expected an AutoresetMode; set it to "
+            f"{type(env).__name__}: metadata['autoreset_mode'] is {mode!r:.40}, expected an AutoresetMode; set it to "
             "what the environment does with a sub-environment that is done"
         )
     return str(name)
@@ -253,12 +216,23 @@ def rows_of(env: gym.vector.VectorEnv[Any, Any, Any], obs: object, where: str) -
     rows = obs
     if not isinstance(obs, np.ndarray):
         # What cannot be iterated is counted below.
-        with suppress(TypeError):
+        with suppress(TypeError, LookupError, ValueError):
             rows = list(iterate(env.observation_space, obs))
     elif obs.shape[:1] == (env.num_envs,):
         return obs
-    check_count("obs", rows, env.num_envs, where)
+    check_counts(("obs",), (rows,), env.num_envs, where)
     return rows
+
+
+def final_obs(infos: Mapping[str, Any], index: int, where: str) -> Any:
+    """Return the last observations in infos of an autoreset; `index` is a sub-environment that is done."""
+    if infos.get("final_obs") is None:
+        raise ContractError(
+            f"{where}: env {index} is done and infos has no 'final_obs', expected one with AutoresetMode.SAME_STEP; "
+            "put the last observation there",
+            "ME099",
+        )
+    return infos["final_obs"]
 
 
 class VectorInfos(Sequence[Mapping[str, Any]]):
@@ -337,7 +311,8 @@ def by_name(infos: Any, num_envs: int, where: str) -> Mapping[str, Any]:
         size = f" of {len(infos)}" if listed else ""
         raise ContractError(
             f"{where}: returned infos that are a {type(infos).__name__}{size}, expected a dict of arrays, or a list of "
-            f"{num_envs} dicts; fix its return value"
+            f"{num_envs} dicts; fix its return value",
+            "ME029",
         )
     names = dict.fromkeys(chain.from_iterable(infos))
     values = {name: [info.get(name) for info in infos] for name in names}

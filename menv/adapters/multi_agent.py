@@ -18,11 +18,10 @@ from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgen
 from menv.adapters.local_envs import LocalEnvs, interrupted_poll_error
 from menv.adapters.poll_events import EpisodeReplay, PollEvents
 from menv.adapters.validation import (
-    MAX_EMPTY_STEPS,
     as_rewards,
     by_sub_environment,
     check_answers,
-    empty_steps_error,
+    count_empty,
     possible_agents,
     reward_labels,
     wrong_count,
@@ -215,9 +214,7 @@ class MultiAgentEnvs(LocalEnvs):
         tracker = self._trackers[index]
         empty = 0
         while not tracker.waiting.agents:
-            if empty == MAX_EMPTY_STEPS:
-                raise empty_steps_error(f"env {index} step")
-            empty += 1
+            empty = count_empty(empty, f"env {index} step", tracker.all_ended)
             self._step_once(index)
         self._due.add(index)
 

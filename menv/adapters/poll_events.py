@@ -47,11 +47,11 @@ def all_empty(infos: Mapping[AgentId, Any]) -> bool:
         return False
 
 
-def check_info(info: object, label: str) -> None:
-    """Raise a `ContractError` that begins with `label` if an info is not a dict, or a subclass of dict."""
+def check_info(info: object, whose: str) -> None:
+    """Raise a `ContractError` that begins with `whose` if an info is not a dict, or a subclass of dict."""
     if not isinstance(info, dict):
         raise ContractError(
-            f"{label}: info is {type(info).__name__}, expected a dict; return {{}} if there is nothing to tell",
+            f"{whose} is {type(info).__name__}, expected a dict; return {{}} if there is nothing to tell",
             "ME029",
         )
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
-from menv.base_env import ALL, SINGLE_AGENT, AgentId, BaseEnv, EnvId, FloatArray, Ready
+from menv.base_env import ALL, COMMON, SINGLE_AGENT, AgentId, BaseEnv, EnvId, FloatArray, Ready
 from menv.errors import ContractError
 from menv.registry import env_kind, wrapped_if_foreign
 from menv.spaces import alike, as_flag, as_reward, has_order, how_many
@@ -31,8 +32,8 @@ Declared = Mapping[str, Any]
 _FLOAT64 = np.dtype(np.float64)
 _NONE = np.zeros((0, 0))
 _IMMUTABLE = frozenset((bool, int, float, np.bool_, np.int64, np.float32, np.float64))
-_NAMES = ("obs", "rewards", "terminateds", "truncateds", "infos")
 _TAKEN = "off_policy_actions"
+STEP_PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
 KEY_FIRST = "key by sub-environment first, then by agent"
 """What to do about dicts that are not nested."""
 
@@ -49,7 +50,7 @@ def validate_step(result: object, wrong: Callable[..., ContractError]) -> tuple[
     obs, rewards, terminateds, truncateds, infos = result
     # Cheaper than five isinstance calls in the usual case; subclasses of dict are valid too.
     if not type(obs) is type(rewards) is type(terminateds) is type(truncateds) is type(infos) is dict:
-        for name, part in zip(_NAMES, result, strict=True):
+        for name, part in zip(STEP_PARTS, result, strict=True):
             if not isinstance(part, dict):
                 got = f"{name} is {type(part).__name__}"
                 raise wrong("step", got, "a dict keyed by agent id", finding="ME021")
@@ -57,8 +58,7 @@ def validate_step(result: object, wrong: Callable[..., ContractError]) -> tuple[
         name = "terminateds" if ALL not in terminateds else "truncateds"
         rule = f"{ALL!r}: True where the episode ends for everyone"
         raise wrong("step", f"{name} has no {ALL!r}", rule, finding="ME022")
-    if ALL in obs or ALL in rewards:
-        raise wrong("step", f"{ALL!r} is among obs or rewards", "agent ids only", finding="ME013")
+    refuse_reserved("step", obs, rewards, wrong)
     return obs, rewards, terminateds, truncateds, infos
 
 
@@ -67,10 +67,19 @@ def validate_reset(obs: object, infos: object, wrong: Callable[..., ContractErro
     if not isinstance(obs, dict):
         got = f"observations are {type(obs).__name__}"
         raise wrong("reset", got, "a dict keyed by agent id", finding="ME012")
-    if ALL in obs:
-        raise wrong("reset", f"{ALL!r} is among the observations", "agent ids only", finding="ME013")
+    refuse_reserved("reset", obs, (), wrong)
     if not isinstance(infos, dict):
         raise wrong("reset", f"infos are {type(infos).__name__}", "a dict keyed by agent id", finding="ME029")
+
+
+def refuse_reserved(
+    method: str, obs: Container[AgentId], rewards: Container[AgentId], wrong: Callable[..., ContractError]
+) -> None:
+    """Raise if an agent has the name of all agents, or of the infos of the whole environment."""
+    if ALL in obs or ALL in rewards or COMMON in obs or COMMON in rewards:
+        name = ALL if ALL in obs or ALL in rewards else COMMON
+        got, fix = f"{name!r} is among obs or rewards", "keep it to flags and infos, and call no agent so"
+        raise wrong(method, got, "agent ids only", fix, "ME013")
 
 
 def validate_poll(result: object, wrong: Callable[..., ContractError]) -> tuple[Any, ...]:
@@ -80,10 +89,10 @@ def validate_poll(result: object, wrong: Callable[..., ContractError]) -> tuple[
         raise wrong("poll", "returned a menv.Ready", "six nested dicts", fix)
     if not isinstance(result, tuple | list) or len(result) != 6:
         raise wrong(
-            "poll", f"returned {how_many(result)}", f"six nested dicts ({', '.join((*_NAMES, _TAKEN))})",
+            "poll", f"returned {how_many(result)}", f"six nested dicts ({', '.join((*STEP_PARTS, _TAKEN))})",
             "split the old `dones` into terminateds and truncateds", "ME020",
         )  # fmt: skip
-    for name, part in zip((*_NAMES, _TAKEN), result, strict=True):
+    for name, part in zip((*STEP_PARTS, _TAKEN), result, strict=True):
         if not isinstance(part, Mapping) or not all(isinstance(one, Mapping) for one in part.values()):
             got = f"{name} is not a dict of dicts"
             raise wrong("poll", got, "{env_id: {agent_id: value}}", KEY_FIRST, "ME021")
@@ -124,27 +133,36 @@ def lasting(values: Mapping[AgentId, Any]) -> dict[AgentId, Any] | None:
     return dict(values) if _IMMUTABLE.issuperset(map(type, values.values())) else None
 
 
-def check_count(name: str, values: Any, num_envs: int, where: str, *, flat: bool = False) -> None:
-    """Raise if `values` are not one for each of E sub-environments; `flat` refuses arrays of more than one axis."""
-    axes = getattr(values, "ndim", 1)
-    counted = has_order(values)
-    if counted and len(values) == num_envs and (axes == 1 or not flat):
-        return
-    got = f"{len(values)} values" if counted else how_many(values)
-    if flat and axes > 1:
-        got = f"an array of shape {values.shape}"
+def check_counts(names: Sequence[str], parts: Iterable[Any], num_envs: int, where: str) -> None:
+    """Raise if parts of a step are not one value for each of E sub-environments; only observations have more axes."""
+    for name, values in zip(names, parts, strict=True):
+        several = name != "obs" and getattr(values, "ndim", 1) > 1
+        counted = has_order(values)
+        if counted and len(values) == num_envs and not several:
+            continue
+        got = f"{len(values)} values" if counted else how_many(values)
+        if several:
+            got = f"an array of shape {values.shape}"
+        raise ContractError(
+            f"{where}: returned {got} as {name}, expected {num_envs}, one for each sub-environment; "
+            "fix its return value",
+            "ME097",
+        )
+
+
+def count_empty(steps: int, where: str, all_ended: bool) -> int:
+    """Return the number of env steps in a row in which no agent waited, one more than `steps`.
+
+    Raises:
+        ContractError: There are too many; `where` begins its message.
+    """
+    if steps < MAX_EMPTY_STEPS:
+        return steps + 1
+    since, finding = (", since all agents ended", "ME044") if all_ended else ("", "ME045")
     raise ContractError(
-        f"{where}: returned {got} as {name}, expected {num_envs}, one for each sub-environment; fix its return value",
-        "ME097",
-    )
-
-
-def empty_steps_error(where: str) -> ContractError:
-    """Return the error for a sub-environment without a waiting agent for `MAX_EMPTY_STEPS`; `where` begins it."""
-    return ContractError(
-        f"{where}: no agent waited for an action in {MAX_EMPTY_STEPS} env steps in a row, expected an observation for "
-        'an agent that acts next; end the episode with "__all__" once all agents are gone',
-        "ME045",
+        f"{where}: no agent waited for an action in {MAX_EMPTY_STEPS} env steps in a row{since}, expected an "
+        'observation for an agent that acts next; end the episode with "__all__" once all agents are gone',
+        finding,
     )
 
 
@@ -261,6 +279,17 @@ def as_rewards(rewards: Any, labels: Callable[[], Iterable[str]], hint: str = ""
     if numbers.ndim == 1 and numbers.dtype is _FLOAT64 and math.isfinite(numbers.dot(numbers)):
         return numbers
     return np.array([as_reward(*each, hint) for each in zip(rewards, labels(), strict=False)], np.float64)
+
+
+def as_flags(flags: Any, where: str) -> npt.NDArray[Any]:
+    """Return E flags as an array of numbers; `where` begins the error about one that is no flag."""
+    try:
+        found = np.asarray(flags)
+    except (TypeError, ValueError, RuntimeError):
+        found = _NONE
+    if found.ndim == 1 and found.dtype.kind in "biuf":
+        return found
+    return np.array([as_flag(flag, f"{where} of env {index}") for index, flag in enumerate(flags)], np.bool_)
 
 
 def env_reward_labels(where: str) -> Iterator[str]:

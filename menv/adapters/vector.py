@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.adapters.poll_events import PollEvents, check_info
 from menv.adapters.validation import (
+    STEP_PARTS,
+    as_flags,
     as_rewards,
-    check_count,
+    check_counts,
     env_reward_labels,
     of_only_agents,
     stray_answers,
@@ -40,10 +41,8 @@ from menv.base_env import (
     VectorStep,
 )
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, MenvError, raised_by_envs
-from menv.spaces import as_flag, close_env, last_obs, own_copy, returned
+from menv.spaces import close_env, last_obs, own_copy, returned
 from menv.vector_env import VectorEnv
-
-_FIVE = ("obs", "rewards", "terminateds", "truncateds", "infos")
 
 
 class LockstepEnvs(Adapter):
@@ -363,14 +362,24 @@ class LockstepEnvs(Adapter):
         )
 
     def _check_counts(self, method: str, names: Sequence[str], parts: Sequence[Any]) -> None:
-        for name, part in zip(names, parts, strict=True):
-            check_count(name, part, self.num_envs, f"{type(self.env).__name__}.{method}")
+        check_counts(names, parts, self.num_envs, f"{type(self.env).__name__}.{method}")
 
-    def _crash(self, where: str, error: BaseException) -> EnvCrashError:
-        return EnvCrashError(
-            f"{where}, env step {int(self.env_steps.max())}: raised {type(error).__name__}: {error}; "
-            "the environment's own traceback is above (its sub-environments cannot be created again one by one)"
-        )
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return getattr(self.env, method)(*args, **kwargs)
+        except MenvError:
+            raise
+        except raised_by_envs() as error:
+            where, here = f"{type(self.env).__name__}.{method}", error.__traceback__
+            # No frame below this one: the method does not accept these arguments.
+            if method in _SIGNATURES and isinstance(error, TypeError) and here and here.tb_next is None:
+                raise ContractError(
+                    f"{where}: {error}, expected {_SIGNATURES[method]}; declare these parameters"
+                ) from error
+            raise EnvCrashError(
+                f"{where}, env step {int(self.env_steps.max())}: raised {type(error).__name__}: {error}; the "
+                "environment's own traceback is above (its sub-environments cannot be created again one by one)"
+            ) from error
 
 
 def _rows_at(values: Any, places: IntArray) -> Any:
@@ -427,16 +436,19 @@ class VectorEnvs(LockstepEnvs):
         else:
             result = self._call("vector_reset", seeds=seeds, options=options and [options] * self.num_envs)
         obs, infos = self._returned(result, 2, "vector_reset", "two lists (obs, infos)")
-        self._check_counts("vector_reset", _FIVE[::4], (obs, infos))
+        self._check_counts("vector_reset", STEP_PARTS[::4], (obs, infos))
         return list(obs), as_infos(infos, "vector_reset")
 
     def _step_all(self, actions: Any, slots: IntArray | None) -> VectorStep:
         result = self._call("vector_step", list(actions))
-        self._returned(result, 5, "vector_step", f"five lists ({', '.join(_FIVE)})")
-        self._check_counts("vector_step", _FIVE, result)
+        self._returned(result, 5, "vector_step", f"five lists ({', '.join(STEP_PARTS)})")
+        self._check_counts("vector_step", STEP_PARTS, result)
         obs, raw_rewards, terminateds, truncateds, infos = result
         rewards = as_rewards(raw_rewards, lambda: env_reward_labels("vector_step"))
-        terminated, truncated = _flags(terminateds, "terminated"), _flags(truncateds, "truncated")
+        terminated, truncated = (
+            as_flags(flags, f"vector_step: {name}").astype(np.bool_)
+            for name, flags in (("terminateds", terminateds), ("truncateds", truncateds))
+        )
         over = terminated | truncated
         done = np.flatnonzero(over).tolist()
         obs, infos = list(obs), as_infos(infos, "vector_step")
@@ -458,26 +470,12 @@ class VectorEnvs(LockstepEnvs):
         else:
             result = self._call("reset_at", index, seed=seed, options=options)
         obs, info = self._returned(result, 2, "reset_at", "(obs, info)")
-        check_info(info, f"reset_at, env {index}")
+        check_info(info, f"reset_at, env {index}: info")
         return obs, info
 
     def _seed_of(self, index: int, more: int = 0) -> int:
         assert self._seed is not None
         return rng.reset_seed(self._seed, self._first_index + index, int(self.env_steps[index]) + more)
-
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return getattr(self.env, method)(*args, **kwargs)
-        except MenvError:
-            raise
-        except raised_by_envs() as error:
-            # No frame below this one: the method does not accept these arguments.
-            if isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
-                raise ContractError(
-                    f"{type(self.env).__name__}.{method}: {error}, expected {_SIGNATURES[method]}; declare these "
-                    "parameters"
-                ) from error
-            raise self._crash(f"{type(self.env).__name__}.{method}", error) from error
 
 
 _SIGNATURES: Final = {
@@ -494,15 +492,5 @@ def as_infos(infos: Sequence[Any], where: str) -> list[Any]:
     # One check of all types instead of one per info.
     if set(map(type, listed)) != {dict}:
         for index, info in enumerate(listed):
-            check_info(info, f"{where}, env {index}")
+            check_info(info, f"{where}, env {index}: info")
     return listed
-
-
-def _flags(flags: Any, name: str) -> npt.NDArray[np.bool_]:
-    try:
-        found = np.asarray(flags)
-    except (TypeError, ValueError, RuntimeError):
-        found = np.zeros((0, 0))
-    if found.ndim == 1 and found.dtype.kind in "biuf":
-        return found.astype(np.bool_)
-    return np.array([as_flag(one, f"vector_step, env {i}: {name}") for i, one in enumerate(flags)], np.bool_)

@@ -1,169 +1,145 @@
 """Runners of environments with agent ids, `MultiAgentEnv` and `BaseEnv`, and the lifecycles of their agents.
 
-What these may return is stated by `menv.adapters`: the runners call its functions, and play a `BaseEnv` through its
-adapter. An error that they raise names the code of its finding.
+What these may return, and when an agent lives, is stated by `menv.adapters`: `AgentLifecycles` is an `AgentTracker`,
+and a `BaseEnv` is played through its adapter. An error that they raise names the code of its finding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import gymnasium as gym
 
+from menv.adapters.agent_tracker import AgentTracker, SlotAllocator
 from menv.adapters.custom import CustomEnvs
-from menv.adapters.validation import MAX_EMPTY_STEPS, possible_agents, validate_reset, validate_step
-from menv.base_env import ALL, COMMON, AgentId, EnvId, Ready
+from menv.adapters.poll_events import PollEvents
+from menv.adapters.validation import (
+    MAX_EMPTY_STEPS,
+    count_empty,
+    possible_agents,
+    validate_reset,
+    validate_step,
+)
+from menv.base_env import ALL, COMMON, AgentId, End, EnvId, Ready
 from menv.checking.codes import Broken, FindingCollector
 from menv.checking.runners import EnvRunner, Key, RunnerStep, SpacePair, describe
-from menv.checking.values import check_flag, check_info, check_reward
+from menv.checking.values import check_flag, check_info, check_reward, reported
 from menv.errors import ContractError, EnvCrashError
 
 
-class AgentLifecycles:
-    """Checks which agents of one sub-environment appear, act and end.
+class AgentLifecycles(AgentTracker):
+    """The agents of one sub-environment, tracked as in training; reports what the tracker accepts and drops.
 
     Attributes:
-        alive: Agents whose episode has begun and not ended.
         empty_steps: Env steps and resets in a row in which no agent acted; episodes may end in between.
     """
 
     def __init__(self, runner: EnvRunner, env_id: EnvId = 0, where: str = "") -> None:
+        super().__init__(env_id, 0, SlotAllocator(), runner.possible or None)
+        self.empty_steps = 0
         self._runner = runner
-        self._env_id = env_id
         self._where = where
         # Two ids with the same text are meant to be one agent.
         self._ids: dict[str, AgentId] = {str(agent): agent for agent in runner.possible}
-        self.alive: set[AgentId] = set()
-        self.empty_steps = 0
-        self._ended: set[AgentId] = set()
-        self._unknown: dict[AgentId, tuple[str, int]] = {}
+        # Agents that ended in this episode and have not come back.
+        self._gone: set[AgentId] = set()
 
-    @property
-    def all_ended(self) -> bool:
-        """Whether agents appeared in this episode and all have ended."""
-        return bool(self._ended) and not self.alive
-
-    def begin(self, obs: Any, infos: Any) -> dict[AgentId, Any]:
+    def check_reset(self, obs: Any, infos: Any) -> dict[AgentId, Any]:
         """Check a reset and return the observations of the agents that act first."""
         validate_reset(obs, infos, self._wrong)
-        self._no_common(obs)
         self.finish()
-        self.alive, self._ended = set(), set()
-        self._unknown.clear()
-        self._check_obs(obs, set())
-        self._check_infos(infos, obs, set())
-        self._count_empty(obs)
-        return dict(obs)
+        self._gone.clear()
+        self.begin(obs, self._checked_infos(infos, obs, obs), PollEvents())
+        self._check_obs(obs)
+        return self._count_empty()
 
-    def step(self, result: Any) -> tuple[dict[AgentId, Any], bool]:
+    def check_step(self, result: Any) -> tuple[dict[AgentId, Any], bool]:
         """Check five dicts; return the observations of agents that act next, and whether the episode is over."""
         obs, rewards, terminateds, truncateds, infos = validate_step(result, self._wrong)
-        self._no_common(obs, rewards)
-        terminated = self._flagged(terminateds, "terminateds")
-        truncated = self._flagged(truncateds, "truncateds")
-        over = ALL in terminated or ALL in truncated
-        flagged = (terminated | truncated) - {ALL}
-        for agent, reward in rewards.items():
-            check_reward(self._report, f"agent {agent!r}: ", reward)
-            if isinstance(reward, int | float) and reward:
-                self._record_unknown(agent, f"a reward of {reward} is paid to")
-        self._check_obs(obs, flagged if not over else set(obs) | flagged)
-        self._check_infos(infos, obs, flagged if not over else self.alive | flagged)
-        self._end_agents(terminated, truncated, obs)
-        waiting = {} if over else {agent: value for agent, value in obs.items() if agent not in flagged}
-        if not over:
-            self._count_empty(waiting)
-        elif self.empty_steps and self.all_ended:
+        paid = {
+            agent: check_reward(self._report, f"agent {agent!r}: ", reward)
+            for agent, reward in rewards.items()
+        }
+        flags = [
+            {agent: check_flag(self._report, f"{name}[{agent!r}]", flag) for agent, flag in by_agent.items()}
+            for name, by_agent in (("terminateds", terminateds), ("truncateds", truncateds))
+        ]
+        flagged = {agent for by_agent in flags for agent, flag in by_agent.items() if flag}
+        last = {*flagged, *(self.alive() if ALL in flagged else ())}
+        infos = self._checked_infos(infos, obs, {*obs, *last})
+        events, none_left = PollEvents(), self.all_ended
+        over = self.step((obs, paid, *flags, infos), events)
+        self._check_obs(obs)
+        self._gone.update(end.agent_id for end in events.ended)
+        report_ends(self._runner, events.ended)
+        if over and none_left and self.empty_steps:
             self._report("ME046", f"{ALL!r} came {self.empty_steps} env steps after the last agent's end")
-        return waiting, over
+        return {} if over else self._count_empty(), over
 
     def finish(self) -> None:
-        """Report rewards and flags for agents that never appeared in the episode."""
-        for agent, (what, step) in self._unknown.items():
-            known = f"expected one of {self._known}"
-            message = f"{self._where}{what} {agent!r}, which never appeared in the episode, {known}"
-            self._runner.collector.add("ME027", message, step)
+        """End the episode, and report rewards for agents that never appeared in it."""
+        self.truncate(PollEvents())
 
-    @property
-    def _known(self) -> str:
-        return ", ".join(sorted(map(repr, self._runner.possible))[:8])
+    def where(self, method: str) -> str:
+        return self._where + method
 
     def _report(self, code: str, message: str, about: str = "") -> None:
         self._runner.report(code, self._where + message, about)
 
-    def _wrong(self, method: str, got: str, expected: str, fix: str = "", finding: str = "") -> Broken:
-        return self._runner.broken(finding, f"{self._where}{method}: {got}, expected {expected}", fix or None)
+    def _refuse_unknown(self, agent: AgentId, what: str) -> None:
+        reported(self._runner.report, super()._refuse_unknown, agent, what)
 
-    def _no_common(self, *parts: Mapping[AgentId, Any]) -> None:
-        if any(COMMON in part for part in parts):
-            message = f"{self._where}{COMMON!r} is among obs or rewards, expected agent ids only"
-            raise self._runner.broken("ME013", message)
-
-    def _flagged(self, flags: dict[AgentId, Any], name: str) -> set[AgentId]:
-        found = set()
-        for agent, flag in flags.items():
-            if check_flag(self._report, f"{name}[{agent!r}]", flag):
-                found.add(agent)
-                if agent != ALL:
-                    self._record_unknown(agent, "a flag is set for")
-        return found
-
-    def _record_unknown(self, agent: AgentId, what: str) -> None:
-        possible = self._runner.possible
-        if possible and agent not in possible | self.alive | self._ended:
-            self._unknown.setdefault(agent, (what, self._runner.env_steps))
-
-    def _check_obs(self, obs: dict[AgentId, Any], last: set[AgentId]) -> None:
-        """Check observations and start new agents; the observations of `last` are final."""
+    def _check_obs(self, obs: Mapping[AgentId, Any]) -> None:
+        """Check observations; the ones of agents that do not wait are final."""
+        waiting = set(self.waiting.agents)
         for agent, value in obs.items():
-            self._unknown.pop(agent, None)
             self._check_id(agent)
-            self._runner.check_row((self._env_id, agent), value, acting=agent not in last)
-            if agent in self._ended and agent in last:
-                self._report("ME043", f"agent {agent!r}: is shown with its flag set after its end")
-                continue
-            if agent in self._ended:
-                self._ended.discard(agent)
+            self._runner.check_row((self.env_id, agent), value, acting=agent in waiting)
+            if agent in self._gone and agent in waiting:
                 self._report("ME042", f"agent {agent!r}: is asked again after its end")
-            self.alive.add(agent)
+            elif agent in self._gone:
+                self._report("ME043", f"agent {agent!r}: is shown with its flag set after its end")
+        self._gone -= waiting
 
     def _check_id(self, agent: AgentId) -> None:
+        possible = self._runner.possible
         who, first = f"agent {agent!r}: ", self._ids.setdefault(str(agent), agent)
         if first != agent:
             kinds = f"is {type(agent).__name__} here and {type(first).__name__} elsewhere"
             self._report("ME048", f"{who}{kinds}, expected one type")
-        elif self._runner.possible and agent not in self._runner.possible:
-            self._report("ME047", f"{who}is not in possible_agents ({self._known})")
+        elif possible and agent not in possible:
+            known = ", ".join(sorted(map(repr, possible))[:8])
+            self._report("ME047", f"{who}is not in possible_agents ({known})")
 
-    def _check_infos(self, infos: Any, obs: dict[AgentId, Any], last: set[AgentId]) -> None:
+    def _checked_infos(
+        self, infos: Mapping[AgentId, Any], obs: Mapping[AgentId, Any], read: Container[AgentId]
+    ) -> dict[AgentId, Any]:
+        """Check infos, of which the ones of `read` are delivered; return the valid ones."""
         for agent, info in infos.items():
-            if agent not in obs and agent not in last and agent != COMMON:
+            if agent not in read and agent != COMMON:
                 self._report("ME028", f"agent {agent!r}: has an info and no observation")
             check_info(self._report, f"agent {agent!r}: ", info, obs.get(agent))
+        return {agent: info for agent, info in infos.items() if isinstance(info, dict)}
 
-    def _end_agents(self, terminated: set[AgentId], truncated: set[AgentId], obs: dict[AgentId, Any]) -> None:
-        over = ALL in terminated or ALL in truncated
-        for agent in sorted(self.alive, key=str):
-            own = agent in terminated or agent in truncated
-            if not own and not over:
-                continue
-            for_good = agent in terminated if own else ALL in terminated
-            if agent not in obs:
-                code, how = ("ME041", "terminated") if for_good else ("ME040", "truncated")
-                self._report(code, f"agent {agent!r}: is {how} without an observation")
-            self.alive.discard(agent)
-            self._ended.add(agent)
+    def _count_empty(self) -> dict[AgentId, Any]:
+        """Return the observations of the agents that wait, and count env steps without any."""
+        waiting, _ = self.by_agent()
+        try:
+            self.empty_steps = (
+                0 if waiting else count_empty(self.empty_steps, self.where("step"), self.all_ended)
+            )
+        except ContractError as error:
+            raise Broken.of(error, self._runner.env_steps - self.empty_steps) from error
+        return waiting
 
-    def _count_empty(self, waiting: dict[AgentId, Any]) -> None:
-        self.empty_steps = 0 if waiting else self.empty_steps + 1
-        if self.empty_steps < MAX_EMPTY_STEPS:
-            return
-        code, why = ("ME044", f"all agents ended and {ALL!r} was not set") if self.all_ended else (
-            "ME045", "no agent acted"
-        )  # fmt: skip
-        message = f"{why} for {MAX_EMPTY_STEPS} env steps in a row, expected an end or an agent that acts"
-        raise Broken(code, self._where + message, max(0, self._runner.env_steps - MAX_EMPTY_STEPS + 1))
+
+def report_ends(runner: EnvRunner, ends: Iterable[End]) -> None:
+    """Report ends without a last observation."""
+    for end in ends:
+        if end.obs is None:
+            code, how = ("ME041", "terminated") if end.terminated else ("ME040", "truncated")
+            runner.report(code, f"{runner.who((end.env_id, end.agent_id))}is {how} without an observation")
 
 
 class MultiAgentRunner(EnvRunner):
@@ -227,7 +203,7 @@ class MultiAgentRunner(EnvRunner):
 
     def reset(self, seed: int | None) -> RunnerStep:
         obs, infos = self.call_reset(seed)
-        shown = _keyed(self._lifecycles.begin(obs, infos))
+        shown = _keyed(self.stated(self._lifecycles.check_reset, obs, infos))
         return RunnerStep(shown, dict(shown), infos=infos)
 
     def step(self, actions: dict[Key, Any]) -> RunnerStep:
@@ -244,7 +220,7 @@ class MultiAgentRunner(EnvRunner):
         if list(given) != list(mine) or any(given[agent] is not mine[agent] for agent in mine):
             before, after = (sorted(map(repr, agents))[:8] for agents in (mine, given))
             self.report("ME071", f"step was given actions for {before} and left {after}")
-        waiting, over = self._lifecycles.step(result)
+        waiting, over = self.stated(self._lifecycles.check_step, result)
         self.episodes += over
         obs, rewards, *flags, infos = result
         return RunnerStep(_keyed(waiting), _keyed(obs), rewards, flags, infos, over)
@@ -265,9 +241,6 @@ def _listed_agents(env: object) -> frozenset[AgentId]:
         raise Broken.of(error) from error
     except Exception as error:
         raise Broken("ME014", f"possible_agents raised {describe(error)}") from error
-
-
-_MAX_EMPTY_POLLS = 1000
 
 
 class BaseEnvRunner(EnvRunner):
@@ -319,17 +292,15 @@ class BaseEnvRunner(EnvRunner):
     def began(self, env_id: EnvId, obs: Any, infos: Any) -> None:
         """Check the begin of an episode, before the adapter reads it."""
         self._lifecycles[env_id] = AgentLifecycles(self, env_id, f"env {env_id!r}: ")
-        self._lifecycles[env_id].begin(obs, infos)
+        self._lifecycles[env_id].check_reset(obs, infos)
 
     def stepped(self, env_id: EnvId, result: Any) -> None:
         """Check the five dicts of a sub-environment's step, before the adapter reads them."""
-        _, over = self._lifecycles[env_id].step(result)
+        _, over = self._lifecycles[env_id].check_step(result)
         if over:
-            self._lifecycles.pop(env_id).finish()
+            del self._lifecycles[env_id]
 
     def _crash(self, method: str, error: BaseException, code: str) -> Broken:
-        if isinstance(error, Broken):
-            return error
         if isinstance(error, ContractError):
             return Broken.of(error, self.env_steps)
         if isinstance(error, EnvCrashError) and error.__cause__ is not None:
@@ -344,14 +315,10 @@ class BaseEnvRunner(EnvRunner):
         for row, key in enumerate(keys):
             if key[0] not in self._lifecycles:
                 self.check_row(key, ready.obs[row])
-        for end in ready.ended:
-            if end.obs is None:
-                how = "terminated" if end.terminated else "truncated"
-                code = "ME041" if end.terminated else "ME040"
-                self.report(code, f"{self.who((end.env_id, end.agent_id))}is {how} without an observation")
+        report_ends(self, ready.ended)
         self.episodes += len(ready.episodes)
         self._empty_polls = 0 if keys else self._empty_polls + 1
-        if self._empty_polls >= _MAX_EMPTY_POLLS:
-            raise self.broken("ME045", f"{_MAX_EMPTY_POLLS} polls in a row brought nothing")
+        if self._empty_polls >= MAX_EMPTY_STEPS:
+            raise self.broken("ME045", f"{MAX_EMPTY_STEPS} polls in a row brought nothing")
         shown = {key: ready.obs[row] for row, key in enumerate(keys)}
         return RunnerStep(shown, dict(shown))

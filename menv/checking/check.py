@@ -21,7 +21,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import BaseEnv
 from menv.checking.agent_runners import BaseEnvRunner, MultiAgentRunner
 from menv.checking.codes import Broken, Finding, FindingCollector, checked_codes
 from menv.checking.play import ActionFn, Actor, SeedProbe, play_at_length
@@ -29,18 +28,16 @@ from menv.checking.runners import EnvRunner, GymRunner, GymVectorRunner, VectorR
 from menv.checking.values import same
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, EnvCrashError, UnknownNameError
-from menv.multi_agent_env import MultiAgentEnv
-from menv.registry import acts_like_an_env, resolve_env, wrapped_if_foreign
-from menv.vector_env import VectorEnv
+from menv.registry import acts_like_an_env, env_kind, resolve_env, wrapped_if_foreign
 
-# A class may be of two kinds; its agents are lost if it is taken for a single-agent one.
-_RUNNERS: tuple[tuple[type[Any], type[EnvRunner]], ...] = (
-    (BaseEnv, BaseEnvRunner),
-    (VectorEnv, VectorRunner),
-    (gym.vector.VectorEnv, GymVectorRunner),
-    (MultiAgentEnv, MultiAgentRunner),
-    (gym.Env, GymRunner),
-)
+_RUNNERS: Mapping[Any, type[EnvRunner]] = {
+    "base_env": BaseEnvRunner,
+    "vector": VectorRunner,
+    "gym_vector": GymVectorRunner,
+    "multi_agent": MultiAgentRunner,
+    "single_agent": GymRunner,
+}
+"""By the kind of environment."""
 
 
 class EnvUnderTest:
@@ -117,9 +114,9 @@ def _inner(env: Any) -> Any:
 
 
 def _runner_class(env: Any) -> type[EnvRunner]:
-    for kind, runner in _RUNNERS:
-        if isinstance(env, kind):
-            return runner
+    runner = _RUNNERS.get(env_kind(env))
+    if runner is not None:
+        return runner
     name = type(env).__name__
     packages = {base.__module__.partition(".")[0] for base in type(env).__mro__}
     spaces_are_methods = callable(getattr(env, "observation_space", None)) and not isinstance(

@@ -191,6 +191,8 @@ class Broken(ContractError):  # noqa: N818 - describes the environment
     @classmethod
     def of(cls, error: ContractError, step: int | None = None) -> Self:
         """Return the error of an adapter as a finding."""
+        if isinstance(error, cls):
+            return error
         message, _, fix = str(error).rpartition("; ")
         return cls(error.finding or "ME100", message, step, fix)
 

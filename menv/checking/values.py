@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv import spaces
+from menv.adapters.poll_events import check_info as dict_info
 from menv.checking.codes import Broken, FindingCollector
 from menv.connectors.action_output import component_sizes, flat_action_space
 from menv.errors import ConfigError, ContractError
@@ -176,31 +177,32 @@ def components(flags: Any, action_space: Any) -> list[Any]:
     return np.split(flags, np.cumsum(component_sizes(action_space))[:-1])
 
 
-def check_reward(report: Report, who: str, reward: object) -> None:
-    """Report a reward that is not one finite number."""
+def reported(report: Report, rule: Callable[..., Any], *args: Any) -> Any:
+    """Return the result of a rule that adapters call; report its error and return None."""
     try:
-        as_reward(reward, f"{who}the reward")
+        return rule(*args)
     except ContractError as error:
-        report(error.finding, str(error).partition("; ")[0])
+        report(error.finding, Broken.of(error).message)
+        return None
+
+
+def check_reward(report: Report, who: str, reward: object) -> float:
+    """Return a reward as a float, 0.0 if it is reported as no finite number."""
+    return reported(report, as_reward, reward, f"{who}the reward") or 0.0
 
 
 def check_flag(report: Report, who: str, flag: object) -> bool:
     """Return a flag as a bool, and report one of another type."""
-    try:
-        is_set = as_flag(flag, who)
-    except ContractError as error:
-        report(error.finding, str(error).partition("; ")[0])
-        return False
-    if not isinstance(flag, bool | np.bool_):
+    is_set = reported(report, as_flag, flag, who)
+    if is_set is not None and not isinstance(flag, bool | np.bool_):
         report("ME023", f"{who} is the {type(flag).__name__} {flag!s:.40}, expected True or False")
-    return is_set
+    return bool(is_set)
 
 
 def check_info(report: Report, who: str, info: object, obs: object) -> None:
     """Report an info that is no dict, or holds a mask, which is read from observations only."""
-    if not isinstance(info, dict):
-        report("ME029", f"{who}the info is {type(info).__name__}, expected a dict")
-    elif MASK_KEY in info and not (isinstance(obs, dict) and MASK_KEY in obs):
+    reported(report, dict_info, info, f"{who}the info")
+    if isinstance(info, dict) and MASK_KEY in info and not (isinstance(obs, dict) and MASK_KEY in obs):
         rule = "expected in the observation, where masks are read"
         report("ME054", f"{who}{MASK_KEY!r} is in the info, {rule}")
 

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import rng
-from menv.adapters.validation import MAX_EMPTY_STEPS, empty_steps_error, validate_step
+from menv.adapters.validation import count_empty, validate_step
 from menv.algorithms.config.stored_config import NamedOnlyError, stored_setting
 from menv.base_env import ALL, SINGLE_AGENT, AgentId
 from menv.env_context import EnvContext
@@ -308,11 +308,10 @@ class Game:
         return self._now()
 
     def _step_until_waiting(self) -> None:
-        for _ in range(MAX_EMPTY_STEPS):
-            if self._obs or self._over:
-                return
+        empty = 0
+        while not (self._obs or self._over):
+            empty = count_empty(empty, "Game.step", False)
             self._step({})
-        raise empty_steps_error("Game.step")
 
     def _step(self, answers: dict[AgentId, Any]) -> None:
         plain = {agent: one.item() if isinstance(one, np.generic) else one for agent, one in answers.items()}

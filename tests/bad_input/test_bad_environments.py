@@ -105,12 +105,12 @@ CASES: dict[str, Case] = {
         for name in ("obs", "infos") for wrong in (None, 1.0, [GOOD, GOOD])
     },
     "__all__ is no agent of a reset": (
-        broken(Faulty, reset=lambda obs, infos: ({**obs, ALL: GOOD}, infos)), ("'__all__' is among the observations",)
+        broken(Faulty, reset=lambda obs, infos: ({**obs, ALL: GOOD}, infos)), ("'__all__' is among obs or rewards",)
     ),
     "__all__ is no agent of a step": (broken(Faulty, beside(0, ALL, GOOD)), (ALL,)),
     "__all__ is paid nothing": (broken(Faulty, beside(1, ALL, 1.0)), (ALL,)),
     "__common__ is no agent": (
-        broken(Faulty, possible_agents=["ann", "__common__"]), ("env 0: an agent is called '__common__'",)
+        broken(Faulty, possible_agents=["ann", "__common__"]), ("env 0 reset, ", "'__common__' is among obs or rewards")
     ),
     "a reward for a stranger": (
         broken(Faulty, beside(1, "annn", 2.5)),

@@ -85,7 +85,10 @@ def test_a_reward_of_nothing_for_an_unknown_agent_is_fine() -> None:
 def test_a_flag_for_an_unknown_agent_is_named_with_its_env_step() -> None:
     (found,) = findings(moment=lambda self: (self.show("ann", "bob"), {}, {"bbo": self.at == 3}))
     assert (found.code, found.step) == ("ME027", 3)
-    assert "'bbo', which never appeared in the episode, expected one of 'ann', 'bob'" in found.message
+    assert (
+        "'bbo', which never appeared in the episode, expected one of possible_agents 'ann', 'bob'"
+        in found.message
+    )
 
 
 def test_an_unknown_agent_is_named_even_if_no_episode_ends() -> None:
