@@ -19,6 +19,7 @@ from menv import spaces
 from menv.adapters.poll_events import check_info as dict_info
 from menv.checking.codes import Broken, FindingCollector
 from menv.connectors.action_output import component_sizes, flat_action_space
+from menv.connectors.obs_preprocessor import why_nothing
 from menv.errors import ConfigError, ContractError
 from menv.inference.action_heads import ActionHead
 from menv.spaces import as_flag, as_reward, bounds, built, flat_mask, parts_of, why_outside
@@ -149,12 +150,9 @@ def check_mask(report: Report, who: str, obs: object, action_space: object) -> N
             rule = "expected a mask for each discrete part, with a flag for each of its choices"
             report("ME052", f"{who}obs[{MASK_KEY!r}]: does not fit {action_space}, {rule}")
         return
-    for index, part in enumerate(components(flags, action_space)):
-        if not part.any():
-            of = "" if isinstance(action_space, gym.spaces.Discrete) else f"component {index} of "
-            got = f"allows none of {len(part)} choices of {of}the action"
-            report("ME050", f"{who}obs[{MASK_KEY!r}]: {got}, expected at least one")
-            return
+    why = why_nothing(components(flags, action_space))
+    if why:
+        report("ME050", f"{who}obs[{MASK_KEY!r}]: {why}")
 
 
 def usable_mask(obs: Any, action_space: Any) -> np.ndarray[Any, np.dtype[np.bool_]] | None:

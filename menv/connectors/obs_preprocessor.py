@@ -227,7 +227,8 @@ class ObsPreprocessor:
             allowed |= final
         if not np.logical_and.reduce(allowed):
             row = int(np.argmin(allowed))
-            raise OutsideSpaceError(row, _why_nothing(leaf, mask[row], begins))
+            parts = np.split(mask[row], () if begins is None else begins[1:])
+            raise OutsideSpaceError(row, f"{leaf.path}: {why_nothing(parts)}")
         return mask
 
     def finals(self, obs: Sequence[Any] | Array) -> tuple[Rows, Mask | None]:
@@ -321,19 +322,18 @@ def _components(leaves: Sequence[Leaf], action_space: gym.Space[Any] | None) -> 
     return found
 
 
-def _why_nothing(leaf: Leaf, mask: Mask, begins: Begins | None) -> str:
-    if begins is None or not mask.any():
+def why_nothing(parts: Sequence[Mask]) -> str:
+    """Return why the flags of the components of an action leave no choice, "" if there is one of each."""
+    at, sizes = next((at for at, part in enumerate(parts) if not part.any()), -1), [*map(len, parts)]
+    if not any(part.any() for part in parts):
         return (
-            f"{leaf.path}: allows none of {leaf.width} actions, expected at least one, because each agent in obs "
-            "must act (PettingZooEnv, given a turn-based PettingZoo game, returns only the agent to act)"
+            f"allows none of {sum(sizes)} actions, expected at least one, because each agent in obs must act "
+            "(PettingZooEnv, given a turn-based PettingZoo game, returns only the agent to act)"
         )
-    parts = np.split(mask, begins[1:])
-    number = next(index for index, part in enumerate(parts) if not part.any())
-    first = int(begins[number])
-    return (
-        f"{leaf.path}: flags {first} to {first + len(parts[number]) - 1} allow none of the choices of component "
-        f"{number} of the action, expected at least one of each component"
-    )
+    return "" if at < 0 else (
+        f"flags {sum(sizes[:at])} to {sum(sizes[: at + 1]) - 1} allow none of the choices of component {at} of the "
+        "action, expected at least one of each component"
+    )  # fmt: skip
 
 
 def _width(space: gym.Space[Any], keys: tuple[Any, ...]) -> int:
