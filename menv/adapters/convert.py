@@ -125,7 +125,8 @@ def _check_spaces(env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
     if missing:
         raise ContractError(
             f"{type(env).__name__}: {' and '.join(missing)} missing, expected as in gymnasium 1.0's VectorEnv; set "
-            "them, or pass on what was vectorised: games of PettingZoo in menv.wrappers.ParallelPettingZooEnv"
+            "them, or pass on what was vectorised: games of PettingZoo in menv.wrappers.ParallelPettingZooEnv",
+            "ME001",
         )
 
 

@@ -209,7 +209,7 @@ class GymEnvs(LocalEnvs):
             why = many_agents(self._envs[index], obs)
             if why is not None:
                 raise ContractError(
-                    f"env {index}: {why}, expected that of one agent; return it{OR_MANY_AGENTS}"
+                    f"env {index}: {why}, expected that of one agent; return it{OR_MANY_AGENTS}", "ME016"
                 )
             self._begin(index, obs, info)
         self._due = self._all
@@ -287,9 +287,11 @@ class GymEnvs(LocalEnvs):
     ) -> BaseException | None:
         all_obs, all_infos, fresh = self._obs, self._infos, self._fresh
         index, terminated, truncated = 0, False, False
+        result: Any = (None, 0.0, False, False, {})
         try:
             for index, step, action in todo:
-                obs, reward, terminated, truncated, info = step(action)
+                result = step(action)
+                obs, reward, terminated, truncated, info = result
                 if type(info) is not dict:
                     check_info(info, f"env {index} step: info")
                 if terminated or truncated:
@@ -305,7 +307,7 @@ class GymEnvs(LocalEnvs):
         except MenvError:
             raise
         except raised_by_envs() as error:
-            _check_unpacking(index, error)
+            _check_result(index, result, error)
             return error
         return None
 
@@ -355,23 +357,10 @@ def _reward_label(index: int) -> str:
     return f"env {index} step: the reward"
 
 
-def _check_unpacking(index: int, error: BaseException) -> None:
-    """Raise `ContractError` if `error` comes from unpacking what a step returned, and not from inside the step."""
+def _check_result(index: int, result: Any, error: BaseException) -> None:
+    """Raise `ContractError` if `error` comes from reading the result of a step, and not from inside the step."""
     here = error.__traceback__
-    if here is None or here.tb_next is not None:
-        return
-    if isinstance(error, ValueError | RuntimeError) and "ambiguous" in str(error):
-        raise ContractError(
-            f"env {index} step: terminated or truncated is an array of several, expected True or False; return one flag"
-            f"{OR_MANY_AGENTS}",
-            "ME024",
-        ) from error
-    if "non-iterable NoneType" in str(error):
-        returned(None, 5, f"env {index} step")
-    if isinstance(error, ValueError | TypeError):
-        raise ContractError(
-            f"env {index} step: could not unpack what step returned ({error}), expected "
-            "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
-            "wrap the environment in menv.wrappers.LegacyGym",
-            "ME020",
-        ) from error
+    if here is not None and here.tb_next is None:
+        _, _, terminated, truncated, _ = returned(result, 5, f"env {index} step")
+        _flag(index, "terminated", terminated)
+        _flag(index, "truncated", truncated)

@@ -316,7 +316,7 @@ def test_what_breaks_the_contract_is_an_error_at_once() -> None:
         return made[-1]
 
     base_env = to_base_env(make(0), make, 1)
-    with pytest.raises(ContractError, match="could not unpack what step returned"):
+    with pytest.raises(ContractError, match="env 0 step: returned 4 values, expected"):
         run(base_env, 3)
     assert len(made) == 1
 
