@@ -465,7 +465,8 @@ def folder_given(where: str, value: object) -> Path:
         return path
     what = f"{path} is a file" if path.exists() else f"there is no folder {path}{_where_from(path)}"
     raise ConfigError(
-        f"{where}: {what}, expected a folder that save or export_checkpoint wrote; check the path, and unpack archives"
+        f"{where}: {what}, expected a folder that menv train, save or export_checkpoint wrote; check the path, and "
+        "unpack archives"
     )
 
 

@@ -82,8 +82,8 @@ class CrashLog:
         if times + 1 > self._tolerated:
             raise self.error(
                 index,
-                f", the first of {times + 1} crashes in a row in reset or in the first {PROGRESS} env steps, "
-                f"expected {self._tolerated} at most (num_consecutive_env_failures_tolerance)",
+                f", the first of {times + 1} crashes in a row in reset or in the first {PROGRESS} env steps of an "
+                f"episode, expected {self._tolerated} at most (num_consecutive_env_failures_tolerance)",
             )
 
     def finished(self, index: int) -> None:

@@ -122,7 +122,7 @@ _MASKS: Mapping[str, Code] = {
     "ME050": Code("error", "a mask allows nothing", "allow one action at least, or do not ask the agent"),
     "ME051": Code("error", "the mask does not fit the actions", "declare one flag for each choice of the action space"),
     "ME052": Code("error", "a mask lies outside its space", "return the mask with the shape and dtype of its space"),
-    "ME053": Code("error", "an allowed action raises", "forbid the action in the mask, or let step take it"),
+    "ME053": Code("error", "an allowed action raises", "correct step, or forbid the action in the mask"),
     "ME054": Code("info", "a mask that is not read", "put it into the observation, as the entry 'action_mask' of a "
                   "Dict space"),
 }  # fmt: skip

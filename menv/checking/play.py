@@ -154,7 +154,7 @@ def _step(runner: EnvRunner, actor: Actor, timestep: RunnerStep) -> RunnerStep:
         )
         if broken.finding == "ME090" and masked and actor.is_random:
             broken.finding = "ME053"
-            broken.message = f"an action that the mask allows was taken and {broken.message}"
+            broken.message = f"{broken.message}, after an action that the mask allows"
         raise
 
 

@@ -92,6 +92,15 @@ def env_of_run(args: argparse.Namespace, run: str) -> Any:
     return reopened(args, run, load)
 
 
+def needs_trust(run: Path) -> bool:
+    """Return whether the commands that open a run have to import its environment."""
+    try:
+        stored_setting(read_manifest(find_checkpoint(str(run)))["config"], "env")
+    except NamedOnlyError:
+        return True
+    return any(_imports(run))
+
+
 def _imports(run: Path) -> Iterator[str]:
     """Yield the modules of `--import` in the commands of a run."""
     for folder in (run, *run.resolve().parents[:2]):

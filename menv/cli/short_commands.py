@@ -22,7 +22,7 @@ def plot(arguments: Sequence[str], program: str) -> int:
     )
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="a .png or .svg file")
     parser.add_argument(
-        "--key", default="policy_reward_mean", help="a result key, a column of progress.csv (%(default)s)"
+        "--key", help="a result key, a column of progress.csv (policy_reward_mean; of a league, the ratings)"
     )
     args = parser.parse_args(arguments)
     path = plot_runs(args.runs, args.output, args.key)

@@ -45,7 +45,7 @@ from menv.cli.arguments import (
     take_settings,
     with_objects,
 )
-from menv.cli.reopen import reopened, take_trust
+from menv.cli.reopen import needs_trust, reopened, take_trust
 from menv.cli.zoo import ZooSettings, required_zoo_settings, zoo_settings
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
@@ -225,14 +225,15 @@ def _not_shown(error: Exception) -> int:
 
 def _next_steps(path: Path, agents: list[str] | None, *, interrupted: bool) -> list[str]:
     where = shlex.quote(str(path))
+    opened = f"{where} --trust" if needs_trust(path) else where
     lines = [f"run folder: {where}"]
     if interrupted:
-        lines.append(f"  resume: menv train --resume {where}")
-    lines += [f"  evaluate: menv evaluate {where}", f"  report: menv report {where}"]
+        lines.append(f"  resume: menv train --resume {opened}")
+    lines += [f"  evaluate: menv evaluate {opened}", f"  report: menv report {where}"]
     if agents is not None:
-        lines.append(f"  watch: menv watch {where}")
+        lines.append(f"  watch: menv watch {opened}")
     if agents:
-        lines.append(f"  play: menv play {where} --as {shlex.quote(agents[0])}")
+        lines.append(f"  play: menv play {opened} --as {shlex.quote(agents[0])}")
     return lines
 
 

@@ -307,7 +307,7 @@ def write_report(
 def plot_runs(
     paths: Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str] | None = None,
-    key: str = "policy_reward_mean",
+    key: str | None = None,
 ) -> Path:
     """Draw a result key of run folders over env steps as a picture; runs that differ by their seed are one curve.
 
@@ -315,7 +315,8 @@ def plot_runs(
         paths: The run folders, all of one environment.
         output: A .png or .svg file; by default `curves.png` in the run folder, or in the working folder for several
             runs.
-        key: A column of `progress.csv`, or the part of a column before a policy's name.
+        key: A column of `progress.csv`, or the part of a column before a policy's name. By default the ratings of a
+            league, without its snapshots, and else `policy_reward_mean`.
 
     Returns:
         Path of the file.
@@ -333,14 +334,19 @@ def plot_runs(
         )
     groups = groups_of(runs)
     lines, bands = {}, {}
-    for name, curves in curves_of_key(groups, key):
+    # The returns of a game against oneself say nothing.
+    ratings = (
+        matching(groups, r"league/elo/(?P<line>(?!.*snapshot_\d+$).+)").get("", {}) if key is None else {}
+    )
+    label = "Elo rating" if ratings else key or "policy_reward_mean"
+    for name, curves in lines_of(groups, ratings) or curves_of_key(groups, label):
         line = line_of(name, curves)
         lines[name] = list(zip(line["x"], line["mean"], strict=True))
         if len(curves) > 1:
             bands[name] = list(zip(line["x"], line["low"], line["high"], strict=True))
     title = str(runs[0].config.get("env"))
     with writing("plot", f"the picture {path}"):
-        plot_curves(path, lines, bands=bands, title=title, y_label=key)
+        plot_curves(path, lines, bands=bands, title=title, y_label=label)
     return path
 
 

@@ -25,6 +25,10 @@ Path(__file__).with_suffix(".imported").touch()
 """
 
 
+NEXT = {"evaluate": True, "report": False, "watch": True}
+"""The commands that `train` ends with, and whether they import the environment."""
+
+
 @pytest.fixture
 def run(folder: Path) -> Iterator[str]:
     """A run of an own environment with own callbacks; its module is not imported any more."""
@@ -63,6 +67,20 @@ def test_the_command_that_the_error_prints_uses_what_the_run_names(
     assert main(printed_command(error)) == 0
     assert "importing own_game:Corridor, own_game:Note, which the run names" in capsys.readouterr().err
     assert Path("own_game.imported").exists()
+
+
+def test_the_commands_that_a_run_ends_with_import_its_environment(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "own_game.py").write_text(CODE)
+    assert main(["train", "own_game:Corridor", *ONCE, "--run-dir", "run"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    forget(folder)
+    commands = {
+        name: shlex.split(line.split(": ")[1]) for line in lines for name in NEXT if f" {name}: " in line
+    }
+    assert {name: "--trust" in command for name, command in commands.items()} == NEXT
+    assert main(commands["evaluate"][1:]) == 0
 
 
 @pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("\n", 2)])

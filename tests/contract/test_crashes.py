@@ -242,8 +242,8 @@ def test_the_third_crash_without_progress_ends_the_run_with_the_first_as_its_cau
         run(together([world], solo=solo), POLLS)
     assert str(caught.value) == (
         "env 0 step, env step 2: raised CrashError: number 1, the first of 3 crashes in a row in reset or in the first "
-        "10 env steps, expected 2 at most (num_consecutive_env_failures_tolerance); the environment's own traceback is "
-        "above"
+        "10 env steps of an episode, expected 2 at most (num_consecutive_env_failures_tolerance); the environment's "
+        "own traceback is above"
     )
     assert str(caught.value.__cause__) == "number 1"
     assert "in step" in "".join(traceback.format_exception(caught.value.__cause__))

@@ -257,6 +257,23 @@ def test_plot_draws_a_curve_of_each_policy(tmp_path: Path, capsys: pytest.Captur
     assert "expected a name that ends with .png or .svg" in refused(["plot", *runs, "-o", "a.pdf"], capsys)
 
 
+def test_plot_draws_the_ratings_of_a_league_but_not_those_of_its_snapshots(tmp_path: Path) -> None:
+    ratings = [{"main": 1200.0 + 9 * at, "random": 1200.0, "snapshot_0": 1200.0} for at in (1, 2)]
+    results = [
+        result(at + 1, {"main": 0.0, "snapshot_0": 0.0}) | {"league": {"elo": rating}}
+        for at, rating in enumerate(ratings)
+    ]
+    picture = tmp_path / "curves.svg"
+    assert main(["plot", str(run_folder(tmp_path / "run", results)), "-o", str(picture)]) == 0
+    text = picture.read_text()
+    assert [text.count(f">{name}</text>") for name in ("Elo rating", "main", "random", "snapshot_0")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+
+
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the line that a command prints before it ends with exit status 2."""
     assert main(arguments) == 2
