@@ -139,8 +139,8 @@ if hasattr(os, "register_at_fork"):  # where there is no fork, there is nothing 
 
 _LONGEST = 200
 _LONGEST_TRACEBACK = 20_000
-CALLER = "caller"
-"""The `where` of a fault whose episode ended because its client vanished."""
+CALLER, WORKER = "caller", "worker"
+"""The `where` of a fault whose episode ended because its client vanished, and of a lost rollout worker."""
 
 
 def raised_by_envs() -> tuple[type[BaseException], ...]:
@@ -199,7 +199,7 @@ class EnvFault(NamedTuple):
     Attributes:
         env_id: The sub-environment.
         env_index: Position of the sub-environment in `Ready.env_steps`.
-        where: "step", "reset" or `CALLER`.
+        where: "step", "reset", `CALLER` or `WORKER`.
         line: One line, such as "ZeroDivisionError: no wheels in step of env 3 (world.py:41)".
         origin: The type of the error and the file and line that raised it, equal for faults of one cause.
         began: Env steps of the sub-environment at the reset of the episode, or at the reset that raised.
@@ -225,3 +225,7 @@ class EnvFault(NamedTuple):
         text = f"{kind}{': ' if said else ''}{said} in {where} of env {env_id}{place}"
         trace = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
         return cls(env_id, env_index, where, text, (kind, file, line), began, trace)
+
+    def described(self) -> dict[str, Any]:
+        """Return what every crash capsule holds."""
+        return {"where": self.where, "line": self.line, "origin": list(self.origin), "traceback": self.trace}

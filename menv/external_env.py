@@ -9,6 +9,7 @@ well.
 from __future__ import annotations
 
 import abc
+from collections import deque
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from threading import Lock, get_ident
@@ -18,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import SINGLE_AGENT, AgentId, convert_env, innermost
-from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError
+from menv.errors import CallOrderError, ConfigError, ContractError, EnvFault, EpisodeError
 from menv.spaces import as_flag
 
 
@@ -107,6 +108,35 @@ def _named(agents: Iterable[AgentId]) -> str:
     return ", ".join(sorted(map(repr, agents))[:8]) or "nobody"
 
 
+class TakenActions(dict[str, deque[Mapping[Any, Any]]]):
+    """The actions of open episodes, for crash capsules; of an episode with `MOST` steps they are unknown."""
+
+    MOST = 1 << 16
+    _latest = ""
+
+    def begin(self, episode_id: str) -> str:
+        """Return the id, once the episode is known."""
+        self[episode_id], self._latest = deque(maxlen=self.MOST), episode_id
+        return episode_id
+
+    def add(self, episode_id: str, actions: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return the actions, once they are added; the first ones of a resumed episode are unknown."""
+        self._latest = episode_id
+        if episode_id in self:
+            self[episode_id].append(actions)
+        return actions
+
+    def record(self, error: BaseException) -> dict[str, Any]:
+        """Describe an error in the environment of the episode that began or acted last."""
+        steps, by_agent = self.get(self._latest), dict[AgentId, list[Any]]()
+        for step in steps or ():
+            for agent, action in step.items():
+                by_agent.setdefault(agent, []).append(action)
+        known = steps is not None and len(steps) < self.MOST
+        fault = EnvFault.of(self._latest, 0, "step" if by_agent else "reset", error)
+        return {**fault.described(), "actions": [[*one] for one in by_agent.items()] if known else None}
+
+
 Space = gym.Space[Any]
 
 
@@ -140,6 +170,7 @@ class _External(abc.ABC):
         self.broker = EpisodeBroker(max_concurrent)
         self.converted = False
         self.sampler: int | None = None
+        self._taken = TakenActions()
 
     @abc.abstractmethod
     def run(self) -> None:
@@ -165,7 +196,7 @@ class _External(abc.ABC):
             ContractError: The id is no text, or `training_enabled` no flag.
         """
         check_start(episode_id, training_enabled)
-        return self.broker.start(episode_id, training_enabled, wait=True)
+        return self._taken.begin(self.broker.start(episode_id, training_enabled, wait=True))
 
     def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
         if self.sampler == get_ident():
@@ -185,8 +216,7 @@ class _External(abc.ABC):
         arrived.acquire()
         if isinstance(box[0], BaseException):
             raise box[0]
-        actions: Mapping[AgentId, Any] = box[0]
-        return actions
+        return self._taken.add(episode_id, box[0])
 
 
 class ExternalEnv(_External):
@@ -215,9 +245,9 @@ class ExternalEnv(_External):
         Raises:
             EpisodeError: There is no such episode.
         """
-        self.broker.log_action(
-            episode_id, {SINGLE_AGENT: _copied(observation)}, {SINGLE_AGENT: _copied(action)}
-        )
+        actions: dict[AgentId, Any] = {SINGLE_AGENT: _copied(action)}
+        self.broker.log_action(episode_id, {SINGLE_AGENT: _copied(observation)}, actions)
+        self._taken.add(episode_id, actions)
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Log a reward for the last action; rewards add up until the next observation.
@@ -248,6 +278,7 @@ class ExternalEnv(_External):
             ContractError: `truncated` is neither True nor False.
         """
         self.broker.end(episode_id, {SINGLE_AGENT: _copied(observation)}, truncated=truncation(truncated))
+        self._taken.pop(episode_id, None)
 
 
 class ExternalMultiAgentEnv(_External):
@@ -286,7 +317,9 @@ class ExternalMultiAgentEnv(_External):
         """Log actions that the application chose itself, as `ExternalEnv.log_action` does."""
         observed = keyed_by_agent("log_action", "observation_dict", observation_dict)
         chosen = keyed_by_agent("log_action", "action_dict", action_dict)
-        self.broker.log_action(episode_id, _copied_by_agent(observed), _copied_by_agent(chosen))
+        actions = _copied_by_agent(chosen)
+        self.broker.log_action(episode_id, _copied_by_agent(observed), actions)
+        self._taken.add(episode_id, actions)
 
     def log_returns(
         self,
@@ -324,6 +357,7 @@ class ExternalMultiAgentEnv(_External):
         """End an episode with the last observations of its agents, as `ExternalEnv.end_episode` does."""
         observed = keyed_by_agent("end_episode", "observation_dict", observation_dict)
         self.broker.end(episode_id, _copied_by_agent(observed), truncated=truncation(truncated))
+        self._taken.pop(episode_id, None)
 
 
 def _copied(element: Any) -> Any:

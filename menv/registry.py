@@ -290,10 +290,8 @@ def env_names() -> dict[str, list[str]]:
     from menv.wrappers.foreign_envs import NAMES
 
     found = {
-        "registered": sorted(_registered),
-        "built-in": sorted(BUILT_IN),
-        "gymnasium": sorted(gym.registry),
-    }
+        "registered": sorted(_registered), "built-in": sorted(BUILT_IN), "gymnasium": sorted(gym.registry),
+    }  # fmt: skip
     return found | {kind: [f"{kind}:{name}" for name in NAMES[kind]()] for kind in _FOREIGN}
 
 

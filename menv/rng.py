@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -119,34 +118,3 @@ def seed_process(seed: int, *parts: int) -> None:
     own = key(seed, PROCESS, *parts)
     random.seed(own)
     np.random.seed(own & 0xFFFFFFFF)
-
-
-class EnvGenerators:
-    """Separate states of `random` and `numpy.random` for environments, so that the program's states do not change."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._states: tuple[Any, Any] | None = None
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Use the separate states inside the `with` block, continuing where the last block ended."""
-        outside = _states()
-        if self._states is None:
-            seed_process(self._seed)
-        else:
-            _set_states(self._states)
-        try:
-            yield
-        finally:
-            self._states = _states()
-            _set_states(outside)
-
-
-def _states() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()
-
-
-def _set_states(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])

@@ -9,12 +9,18 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
+import platform
+import re
+import sys
+import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +28,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+import menv
 from menv.errors import ConfigError, NotWrittenError
 from menv.spaces import leaves
 
@@ -419,14 +426,53 @@ def _read_text(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Sp
 
 
 _READERS: dict[str, Callable[[SpaceDecoder, Mapping[str, Any], int], Space]] = {
-    "box": _read_box,
-    "discrete": _read_discrete,
-    "multi-discrete": _read_multi_discrete,
-    "multi-binary": _read_multi_binary,
-    "tuple": _read_tuple,
-    "dict": _read_dict,
-    "text": _read_text,
-}
+    "box": _read_box, "discrete": _read_discrete, "multi-discrete": _read_multi_discrete,
+    "multi-binary": _read_multi_binary, "tuple": _read_tuple, "dict": _read_dict, "text": _read_text,
+}  # fmt: skip
+
+
+CAPSULE, CAPSULE_VERSION = "menv crash capsule", 1
+LEFT_OUT = "<left out>"
+"""In place of a secret."""
+SECRET = re.compile(
+    r"(?i)(^|[^a-z])(token|password|passwd|secret|credentials?|(api|access|private)?_?key)s?$"
+)
+"""How names of secrets end."""
+_SHORTEST_SECRET = 6
+
+
+def write_capsule(folder: Path | None, content: Mapping[str, Any], secrets: set[str]) -> Path | None:
+    """Write a crash capsule without secrets into a folder, None for a new one; return its path, None if it cannot."""
+    arrays: Arrays = {}
+    secrets = secrets | {value for name, value in os.environ.items() if SECRET.search(name)}
+    with suppress(OSError, ConfigError):
+        actions = to_plain(content["actions"], arrays)
+        values = {name: to_plain(array.ravel().tolist(), {}) for name, array in arrays.items()}
+        listed = {name: (array.dtype.name, array.shape, values[name]) for name, array in arrays.items()}
+        known = {"kind": CAPSULE, "version": CAPSULE_VERSION, "versions": _versions()}
+        written = {**known, **content, "actions": actions, "arrays": listed}
+        text = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in written.items())
+        for secret in sorted((one for one in secrets if len(one) >= _SHORTEST_SECRET), key=len, reverse=True):
+            text = text.replace(json.dumps(secret)[1:-1], LEFT_OUT)
+        folder = folder or Path(tempfile.mkdtemp(prefix="menv-crashes-"))
+        folder.mkdir(exist_ok=True)
+        path = next(one for number in count(1) if not (one := folder / f"{number:03d}.json").exists())
+        try:
+            path.write_bytes(f"{{\n{text}\n}}\n".encode())
+            return path
+        except OSError:
+            path.unlink(missing_ok=True)
+            # The folder stays if it has capsules.
+            folder.rmdir()
+    return None
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "menv": menv.__version__}
+    for package in {name.partition(".")[0] for name in [*sys.modules]} - sys.stdlib_module_names:
+        with suppress(importlib.metadata.PackageNotFoundError, ValueError):
+            found[package] = importlib.metadata.version(package)
+    return dict(sorted(found.items()))
 
 
 def path_given(where: str, value: object) -> Path:

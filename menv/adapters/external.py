@@ -119,7 +119,7 @@ class EnvThreads(RequestSource):
             fault = EnvCrashError(
                 f"{name}.run: raised {type(error).__name__}: {error}; its traceback is above"
             )
-            fault.__cause__ = error
+            fault.__cause__, fault._capsule = error, env._taken.record(error)
         else:
             fault = EnvCrashError(
                 f"{name}.run: returned while its actions are sampled, expected it to go on; loop over episodes, or "

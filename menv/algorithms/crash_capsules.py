@@ -6,53 +6,56 @@ only. Secrets are left out: strings under a key such as `password` or `api_token
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import os
-import platform
 import re
 import sys
-import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from itertools import count
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import gymnasium as gym
 import msgspec
 import numpy as np
 
-import menv
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.stored_config import NamedOnlyError, as_json, stored_setting
-from menv.errors import ConfigError, EnvFaultWarning, MenvError
-from menv.registry import named_creator
-from menv.serialization import SpaceDecoder, from_plain, path_given, read_json, to_plain
+from menv.errors import WORKER, ConfigError, EnvFaultWarning, MenvError
+from menv.serialization import (
+    CAPSULE,
+    CAPSULE_VERSION,
+    LEFT_OUT,
+    SECRET,
+    SpaceDecoder,
+    from_plain,
+    path_given,
+    read_json,
+    write_capsule,
+)
 
 CRASHES = "crashes"
 """The folder of capsules in a run folder."""
-LEFT_OUT = "<left out>"
-"""In place of a secret."""
-_KIND, _VERSION = "menv crash capsule", 1
 _MOST_BYTES = 1 << 26
-_SECRET = re.compile(
-    r"(^|[^a-z])(token|password|passwd|secret|credentials?|(api|access|private)?_?key)s?$", re.I
+_MOST_OF_A_CAUSE = 5
+_COSTS = (
+    "its episode is lost and the environment was re-created, expected none to raise; fix it, or set "
+    "restart_failed_sub_environments=False to stop there",
+    "the episodes that ran in it are lost and another worker was started, expected none to end; look at what it wrote "
+    "to stderr",
 )
 _IN_URL = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
-_SHORTEST_SECRET = 6
 
 
 class Capsule(msgspec.Struct, kw_only=True):
     """The content of a crash capsule.
 
     Attributes:
-        env: The environment's name, or where its class is defined.
+        env: The environment's name, or where its class is defined; a `PolicyClient` does not know it.
         env_config: As in the settings of a checkpoint.
-        algorithm: Name of the algorithm.
+        algorithm: Name of the algorithm, "" of a client.
         config: Its settings.
-        where: "reset" or "step".
+        where: "reset", "step" or "worker".
         line: The fault in one line.
         origin: Type of the error, file and line that raised it.
         traceback: Its text, or what a lost process wrote last.
@@ -61,25 +64,25 @@ class Capsule(msgspec.Struct, kw_only=True):
         began: Env steps of the sub-environment at that reset.
         actions: Each agent's actions since then, in order, with the one that failed; None if they are not known.
         arrays: The arrays in `actions`, by name: dtype, shape and numbers.
-        versions: Of Python, menv and the packages of the environment.
+        versions: Of Python, menv and the packages that were imported.
     """
 
     kind: Literal["menv crash capsule"]
     version: Literal[1]
-    env: str
-    env_config: dict[str, Any]
-    algorithm: str
+    env: str = "unknown"
+    env_config: dict[str, Any] = {}
+    algorithm: str = ""
     config: dict[str, Any]
     where: str
     line: str
     origin: tuple[str, str, int]
     traceback: str
-    worker_index: int
-    vector_index: int
-    num_workers: int
-    seed: int | None
-    env_index: int
-    began: int
+    worker_index: int = 0
+    vector_index: int = 0
+    num_workers: int = 0
+    seed: int | None = None
+    env_index: int = 0
+    began: int = 0
     actions: list[tuple[Any, Any]] | None
     arrays: dict[str, tuple[str, list[int], list[Any]]]
     versions: dict[str, str]
@@ -89,7 +92,7 @@ class Capsule(msgspec.Struct, kw_only=True):
         decoder, arrays = SpaceDecoder(), {}
         for name, (dtype, shape, values) in self.arrays.items():
             kind = decoder.dtype(dtype)
-            arrays[name] = np.array(values).astype(kind).reshape(decoder.shape(shape, kind))
+            arrays[name] = np.array(from_plain(values, {})).astype(kind).reshape(decoder.shape(shape, kind))
         return {
             from_plain(agent, arrays): list(from_plain(actions, arrays))
             for agent, actions in self.actions or ()
@@ -128,11 +131,11 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
         if len(data) > _MOST_BYTES:
             raise ValueError(f"larger than {_MOST_BYTES} bytes")
         content = read_json(data)
-        is_capsule = isinstance(content, dict) and content.get("kind") == _KIND
-        if is_capsule and content.get("version") != _VERSION:
+        is_capsule = isinstance(content, dict) and content.get("kind") == CAPSULE
+        if is_capsule and content.get("version") != CAPSULE_VERSION:
             raise ConfigError(
-                f"{file}: a capsule of version {content.get('version')!r:.20}, expected {_VERSION}; replay it with the "
-                "menv that wrote it"
+                f"{file}: a capsule of version {content.get('version')!r:.20}, expected {CAPSULE_VERSION}; replay it "
+                "with the menv that wrote it"
             )
         return msgspec.convert(content, Capsule)
     except ConfigError:
@@ -156,7 +159,7 @@ class CrashCapsules:
     def __init__(self, algorithm: str, config: AlgorithmConfig) -> None:
         self._algorithm = algorithm
         self._config = config
-        self._warned: set[tuple[Any, ...]] = set()
+        self._causes: Counter[tuple[Any, ...]] = Counter()
 
     @contextmanager
     def written(self, take_faults: Callable[[], list[dict[str, Any]]]) -> Iterator[None]:
@@ -172,59 +175,28 @@ class CrashCapsules:
                 error._capsule = None
             raise
         for record in take_faults():
-            where, cause = self.write(record), tuple(record["origin"])
-            if cause not in self._warned:
-                self._warned.add(cause)
-                warnings.warn(
-                    f"{record['line']}: its episode is lost and the environment was re-created, expected none to "
-                    f"raise; fix it, or set restart_failed_sub_environments=False to stop there{where}",
-                    EnvFaultWarning,
-                    stacklevel=2,
-                )
+            cause = tuple(record["origin"])
+            self._causes[cause] += 1
+            where = self.write(record) if self._causes[cause] <= _MOST_OF_A_CAUSE else ""
+            if self._causes[cause] == 1 or record["where"] == WORKER:
+                costs = _COSTS[record["where"] == WORKER]
+                warnings.warn(f"{record['line']}: {costs}{where}", EnvFaultWarning, stacklevel=2)
 
     def write(self, record: Mapping[str, Any]) -> str:
         """Write a capsule; return the end of a message that names it, "" if it cannot be written."""
-        with suppress(OSError, ConfigError):
-            content = self._content(record)
-            if self.folder is None:
-                self.folder = Path(tempfile.mkdtemp(prefix="menv-crashes-"))
-            self.folder.mkdir(exist_ok=True)
-            path = next(
-                one for number in count(1) if not (one := self.folder / f"{number:03d}.json").exists()
-            )
-            try:
-                path.write_bytes(content)
-                repeats = record["actions"] is not None
-                return f"; {'replay it with: menv replay' if repeats else 'its crash capsule:'} {path}"
-            except OSError:
-                path.unlink(missing_ok=True)
-                # The folder stays if it has capsules.
-                self.folder.rmdir()
-        return ""
-
-    def _content(self, record: Mapping[str, Any]) -> bytes:
-        config, arrays = self._config, dict[str, Any]()
-        stored = as_json(config)
-        secrets = {value for name, value in os.environ.items() if _SECRET.search(name)}
+        config, stored, secrets = self._config, as_json(self._config), set[str]()
         content = {
-            "kind": _KIND, "version": _VERSION, "env": _name_of(config.env),
-            "env_config": _without_secrets(stored.pop("env_config"), secrets), "algorithm": self._algorithm,
-            "config": _without_secrets(stored, secrets), "num_workers": config.num_workers, **record,
-            "actions": None if record["actions"] is None else to_plain(record["actions"], arrays),
-            "arrays": {name: _listed(array) for name, array in arrays.items()}, "versions": _versions(config.env),
+            "env": _name_of(config.env), "env_config": _without_secrets(stored.pop("env_config"), secrets),
+            "algorithm": self._algorithm, "config": _without_secrets(stored, secrets),
+            "num_workers": config.num_workers, **record,
         }  # fmt: skip
-        lines = [f"{json.dumps(name)}: {json.dumps(one)}" for name, one in content.items()]
-        text = "{\n" + ",\n".join(lines) + "\n}\n"
-        for secret in sorted((one for one in secrets if len(one) >= _SHORTEST_SECRET), key=len, reverse=True):
-            text = text.replace(json.dumps(secret)[1:-1], LEFT_OUT)
-        return text.encode()
-
-
-def _listed(array: Any) -> tuple[str, list[int], list[Any]]:
-    flat = array.ravel()
-    # JSON has no infinity.
-    finite = array.dtype.kind != "f" or np.isfinite(array).all()
-    return array.dtype.name, list(array.shape), (flat if finite else flat.astype(str)).tolist()
+        path = write_capsule(self.folder, content, secrets)
+        if path is None:
+            return ""
+        self.folder = path.parent
+        return (
+            f"; {'its crash capsule:' if record['actions'] is None else 'replay it with: menv replay'} {path}"
+        )
 
 
 def _without_secrets(value: Any, secrets: set[str], is_secret: bool = False) -> Any:
@@ -245,7 +217,7 @@ def _without_secrets(value: Any, secrets: set[str], is_secret: bool = False) -> 
 
 
 def _names_secret(name: str) -> bool:
-    return _SECRET.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", name)) is not None
+    return SECRET.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", name)) is not None
 
 
 def _name_of(env: Any) -> str:
@@ -255,16 +227,3 @@ def _name_of(env: Any) -> str:
     if module == "__main__":
         module = getattr(sys.modules[module], "__file__", None) or module
     return f"{module}:{name}"
-
-
-def _versions(env: Any) -> dict[str, str]:
-    found = {"python": platform.python_version(), "menv": menv.__version__}
-    with suppress(Exception):
-        # Looking for an unknown name may raise anything that a module raises.
-        env = named_creator(env) if isinstance(env, str) else env
-    entry = gym.registry[env.args[0]].entry_point if getattr(env, "args", ()) else env
-    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
-    for package in ("gymnasium", "numpy", module.partition(".")[0]):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found

@@ -6,8 +6,9 @@ what it observed in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -203,12 +204,8 @@ class Evaluation:
         self._base_env: Adapter | None = None
         self._sampler: Sampler | None = None
         self._limit = EvaluationLimit()
-        # Environments sample independently in training and in evaluations.
-        self._generators = (
-            None
-            if settings.seed is None
-            else rng.EnvGenerators(rng.key(settings.seed, rng.EVALUATION, self._placement.worker_index))
-        )
+        # Of `random` and `numpy.random` at the end of the last evaluation.
+        self._random_states: tuple[Any, Any] | None = None
         # Whether an exception ended the last evaluation.
         self._interrupted = False
         self.guard: AbstractContextManager[Any] = nullcontext()
@@ -225,9 +222,22 @@ class Evaluation:
 
     def play(self) -> EvaluationShare:
         """Run the episodes."""
-        with nullcontext() if self._generators is None else self._generators.entered():
+        with nullcontext() if self._settings.seed is None else self._own_random_states(self._settings.seed):
             env_steps, agent_steps = self._play()
         return EvaluationShare(self._limit.metrics.take(), env_steps, agent_steps)
+
+    @contextmanager
+    def _own_random_states(self, seed: int) -> Iterator[None]:
+        """Let environments draw numbers that are independent of training, whose states are restored."""
+        outside = random.getstate(), np.random.get_state()
+        rng.seed_process(rng.key(seed, rng.EVALUATION, self._placement.worker_index))
+        if self._random_states is not None:
+            _set_random_states(self._random_states)
+        try:
+            yield
+        finally:
+            self._random_states = random.getstate(), np.random.get_state()
+            _set_random_states(outside)
 
     def _play(self) -> tuple[int, int]:
         sampler = self._ready()
@@ -311,6 +321,11 @@ class Evaluation:
         sampler.use_vector_loop = False
         tell_envs_created(lambda: sampler, settings, base_env, self._callbacks, self._placement)
         return sampler
+
+
+def _set_random_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
 
 
 Kind: TypeAlias = Literal["observation", "action"]

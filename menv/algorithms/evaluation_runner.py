@@ -406,9 +406,10 @@ class EvaluationGroup:
         self._playing = policy_map
         return self._workers
 
-    def _lose(self, _index: int, line: str) -> None:
+    def _lose(self, _index: int, record: dict[str, Any]) -> None:
         for _ in range(self._settings.num_envs_per_worker):
-            self.metrics.record_faulty(line)
+            self.metrics.record_faulty(record["line"])
+        self.metrics.faults.append(record)
 
 
 def sealed(settings: AlgorithmConfig) -> WorkerSettings | None:

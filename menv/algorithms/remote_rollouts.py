@@ -299,11 +299,12 @@ class RemoteRollouts:
         queue.asked -= 1
         self._metrics.episodes_not_resumed += queue.running or self._each
 
-    def _lose(self, index: int, line: str) -> None:
+    def _lose(self, index: int, record: dict[str, Any]) -> None:
         """Count the running episodes of a lost worker as faulty."""
         queue = self._queues[index]
         for _ in range(queue.running or self._each):
-            self._metrics.record_faulty(line)
+            self._metrics.record_faulty(record["line"])
+        self._metrics.faults.append(record)
         queue.lose()
 
     def _forget_taken(self, index: int) -> None:

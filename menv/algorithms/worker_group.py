@@ -29,7 +29,15 @@ from menv.algorithms.worker_messages import (
     synced_filters,
 )
 from menv.connectors.pipeline import PolicyConnectors
-from menv.errors import CallOrderError, EnvCrashError, EnvFaultWarning, NoRoomError, WorkerLostError
+from menv.errors import (
+    WORKER,
+    CallOrderError,
+    EnvCrashError,
+    EnvFault,
+    EnvFaultWarning,
+    NoRoomError,
+    WorkerLostError,
+)
 from menv.policy import weights_of
 from menv.workers.engine import Engine, RemoteActor, T, Ts
 from menv.workers.pipe_channel import can_be_pickled, sealed
@@ -149,9 +157,10 @@ class WorkerGroup:
 
     `make` creates a worker from its `WorkerInit`. `early` are processes that the engine has started already and that
     hold no worker, `first` the settings before callbacks received the algorithm, `declared` the spaces of the driver's
-    environment. `on_lost` gets the index of a lost worker, and why, before it is replaced. With `leaves_out` the group
-    continues without workers that Ray has no room for: they are `absent` until it has. `recreated` lists replaced
-    workers, from 1; `lost` counts them, and `replaced`, by worker, determines what each samples.
+    environment. `on_lost` gets the index of a lost worker, and its crash record, before it is replaced. With
+    `leaves_out` the group continues without workers that Ray has no room for: they are `absent` until it has.
+    `recreated` lists replaced workers, from 1; `lost` counts them, and `replaced`, by worker, determines what each
+    samples.
     """
 
     def __init__(
@@ -162,7 +171,7 @@ class WorkerGroup:
         seed: int,
         engine: Engine,
         num_envs: int,
-        on_lost: Callable[[int, str], None],
+        on_lost: Callable[[int, Any], None],
         early: Sequence[RemoteActor] = (),
         *,
         label: str = "worker",
@@ -400,19 +409,12 @@ class WorkerGroup:
         Raises WorkerLostError with the first cause after too many losses without an answer in between.
         """
         self._check_running()
-        error = self._explained(index, error)
-        line = in_a_line(str(error))
-        self._on_lost(index, line)
+        error = _with_capsule(index, self._explained(index, error))
+        self._on_lost(index, error._capsule)
         self.recreated.append(index + 1)
         self._count_loss(index, error)
         self._start_again(index)
         self._check_running()
-        warnings.warn(
-            f"{line}: the episodes that ran in it are lost and another worker was started, expected none to end; "
-            "look at what it wrote to stderr",
-            EnvFaultWarning,
-            stacklevel=2,
-        )
         actor = self._actors[index]
         if self._engine.name == "ray" and len(self.absent) + 1 < len(self) and self._leaves_out:
             # A lost node may leave no room; the other workers do not wait for one.
@@ -435,10 +437,11 @@ class WorkerGroup:
         head, expected, rest = str(error).partition(", expected ")
         if not self.lost and not created:
             self._unusable.add(index)
-            raise WorkerLostError(
+            lost = WorkerLostError(
                 f"{head}: {late}, from {hung}, expected it to be there; fix what it waits for, or raise env_timeout "
                 "above that"
-            ) from error
+            )
+            raise _with_capsule(index, lost) from error
         return WorkerLostError(f"{head}: {late}, from {hung}{expected}{rest}")
 
     def _count_loss(self, index: int, error: WorkerLostError) -> None:
@@ -453,10 +456,11 @@ class WorkerGroup:
             self._unusable.add(index)
             head = str(error).partition(", expected ")[0]
             last = f", the last: {head}" if isinstance(error.__cause__, EnvCrashError) else ""
-            raise WorkerLostError(
+            lost = WorkerLostError(
                 f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between{last}, expected at most "
                 f"{len(PAUSES)}; fix what ends the process)"
-            ) from error
+            )
+            raise _with_capsule(index, lost) from error
         time.sleep(PAUSES[len(errors) - 1] if blamed else 0.0)
 
     def stop(self) -> None:
@@ -468,6 +472,13 @@ class WorkerGroup:
             # A worker may have been started since.
             self._engine.stop()
             raise CallOrderError("sample: this algorithm was stopped meanwhile; build a new one")
+
+
+def _with_capsule(index: int, error: WorkerLostError) -> WorkerLostError:
+    """Let an error say what a worker's crash capsule holds: its actions are lost with it."""
+    fault = EnvFault(index, 0, WORKER, in_a_line(str(error)), (type(error).__name__, "", 0), trace=str(error))
+    error._capsule = {**fault.described(), "worker_index": index + 1, "actions": None}
+    return error
 
 
 def sealed_settings(config: AlgorithmConfig) -> WorkerSettings:

@@ -20,12 +20,13 @@ def main(arguments: Sequence[str], program: str) -> int:
         "--env-config", type=json_settings, default={}, metavar="JSON",
         help="settings over the capsule's env_config, such as secrets, which are left out of it",
     )  # fmt: skip
+    parser.add_argument("--seed", type=int, help="seed of the reset, if the capsule does not hold it")
     parser.add_argument("--until-step", type=count, metavar="N", help="stop after env step N of the episode")
     parser.add_argument("--debug", action="store_true", help="take the step that failed in the debugger pdb")
     take_imports(parser)
     args = parsed(parser, arguments)
     report = replay(
-        args.capsule, args.env, args.env_config, until_step=args.until_step, debug=args.debug,
+        args.capsule, args.env, args.env_config, seed=args.seed, until_step=args.until_step, debug=args.debug,
         modules=args.modules,
     )  # fmt: skip
     print_text(str(report), program)

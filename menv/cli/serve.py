@@ -24,12 +24,7 @@ class ServedPolicies:
 
     def __call__(self, ioctx: InputContext) -> PolicyServerInput:
         return PolicyServerInput(
-            ioctx,
-            self.address,
-            self.port,
-            transport=self.transport,
-            token=self.token,
-            idle_timeout=None,
+            ioctx, self.address, self.port, transport=self.transport, token=self.token, idle_timeout=None
         )
 
 

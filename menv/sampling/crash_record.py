@@ -49,10 +49,7 @@ class CrashRecorder:
         """Describe a fault; in its episode agents have `acted`, as far as the tracker knows."""
         env, worker = self.env, self.worker
         return {
-            "where": fault.where,
-            "line": fault.line,
-            "origin": list(fault.origin),
-            "traceback": fault.trace,
+            **fault.described(),
             "worker_index": worker.worker_index,
             "vector_index": fault.env_index,
             "seed": None if env is None or env.seed is None else int(env.seed),

@@ -54,6 +54,7 @@ def replay(
     env: Any = None,
     env_config: Mapping[str, Any] | None = None,
     *,
+    seed: int | None = None,
     until_step: int | None = None,
     debug: bool = False,
     modules: Sequence[str] = (),
@@ -64,6 +65,7 @@ def replay(
         path: The capsule.
         env: The environment, as for an algorithm; None if this process knows the capsule's by name.
         env_config: Settings over the capsule's, such as secrets, which it does not hold.
+        seed: Seed of the reset; None for the capsule's, which one of an external environment does not hold.
         until_step: Stop after so many env steps.
         debug: Take the last step in the debugger `pdb`.
         modules: Modules, or paths of .py files, to import first.
@@ -76,8 +78,8 @@ def replay(
     import_first(modules, "replay: module")
     if capsule.actions is None:
         raise ConfigError(
-            "capsule: it holds no actions, expected those since the reset; environments whose steps others take, "
-            "vectorised ones and policies with connectors that act cannot be repeated: its traceback is all there is"
+            "capsule: it holds no actions, expected those since the reset; vectorised environments, connectors that "
+            "act and rollout workers lost without remote_worker_envs have none: its traceback is all there is"
         )
     if env is None and not is_known(capsule.env):
         raise ConfigError(
@@ -88,17 +90,16 @@ def replay(
         capsule.settings(env_config or {}), worker_index=capsule.worker_index, vector_index=capsule.vector_index,
         num_workers=capsule.num_workers,
     )  # fmt: skip
-    repeated = _Replay(capsule, until_step, debug)
-    if capsule.origin[0] == "WorkerLostError" and not debug:
-        return repeated.run_apart(capsule.env if env is None else env, context)
-    return repeated.run(capsule.env if env is None else env, context)
+    repeated = _Replay(capsule, seed, until_step, debug)
+    run = repeated.run_apart if capsule.origin[0] == "WorkerLostError" and not debug else repeated.run
+    return run(capsule.env if env is None else env, context)
 
 
 class _Replay:
     """One replay: takes the recorded actions from each agent's list as the agent waits."""
 
-    def __init__(self, capsule: Capsule, until_step: int | None, debug: bool) -> None:
-        self._capsule, self._until_step, self._debug = capsule, until_step, debug
+    def __init__(self, capsule: Capsule, seed: int | None, until_step: int | None, debug: bool) -> None:
+        self._capsule, self._seed, self._until_step, self._debug = capsule, seed, until_step, debug
         actions = capsule.actions_by_agent()
         self._actions = {agent: iter(own) for agent, own in actions.items()}
         self._left = sum(map(len, actions.values()))
@@ -131,7 +132,7 @@ class _Replay:
         created = make_env(env, context)
         try:
             base_env = to_local_base_env(
-                created, seed=self._capsule.seed, first_index=self._capsule.env_index,
+                created, seed=self._capsule.seed if self._seed is None else None, first_index=self._capsule.env_index,
                 restart_failed_sub_environments=False,
             )  # fmt: skip
             if not isinstance(base_env, LocalEnvs):
@@ -139,6 +140,8 @@ class _Replay:
                     f"capsule: {type(created).__name__} is no environment that menv steps one by one, expected the "
                     "gymnasium.Env or MultiAgentEnv of the capsule; name it with --env"
                 )
+            if self._seed is not None:
+                created.reset = partial(created.reset, seed=self._seed)
             inner = getattr(created, "unwrapped", created)
             for method in ("reset", "step") if self._debug else ():
                 setattr(inner, method, partial(self._call, getattr(inner, method)))
@@ -189,8 +192,8 @@ class _Replay:
 
     def _report(self, verdict: str, what: str, *trace: str) -> ReplayReport:
         lines = [f"{verdict}: {what}", f"recorded: {self._capsule.line}"]
-        if verdict in (ANOTHER, NONE) and self._capsule.seed is None:
-            lines.append("the run had no seed, so that its resets cannot be repeated: set seed in its config")
+        if verdict in (ANOTHER, NONE) and self._capsule.seed is None and self._seed is None:
+            lines.append("the seed of the reset is unknown: set seed in the run's config, or give --seed")
         return ReplayReport(verdict, self._steps, "\n".join([*lines, *trace]))
 
 

@@ -20,7 +20,8 @@ from menv import external_env
 from menv.adapters.episode_channel import finite_reward
 from menv.base_env import SINGLE_AGENT
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError, ServerGoneError
-from menv.external_env import check_told_info, done_flags, truncation
+from menv.external_env import TakenActions, check_told_info, done_flags, truncation
+from menv.serialization import write_capsule
 from menv.serving.client.client_connection import check_token, read_address
 from menv.serving.client.client_session import (
     ClientSession,
@@ -31,6 +32,7 @@ from menv.serving.client.client_session import (
     to_wire,
 )
 from menv.serving.protocol import EndEpisode, ErrorCode, GetAction, LogAction, LogReturns, StartEpisode
+from menv.spaces import own_copy
 
 if TYPE_CHECKING:
     from menv.serving.client.local_actor import LocalActor
@@ -350,6 +352,7 @@ class PolicyClient:
         self._is_closed = False
         self._sessions: list[tuple[threading.Thread, ClientSession]] = []
         self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}
+        self._taken = TakenActions()
         self._per_thread = threading.local()
         self._first = self._per_thread.session = self._new_session(session)
         try:
@@ -374,12 +377,19 @@ class PolicyClient:
     def __enter__(self) -> PolicyClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        if error is None:
             self.close()
-        else:
-            # Show the original error, not the failure to send because of it.
-            self._disconnect()
+            return
+        # Other errors of menv are about the server, or about calls of the application.
+        of_env = isinstance(error, ContractError) or not isinstance(error, MenvError)
+        if of_env and self._episodes and isinstance(error, Exception):
+            content = {**self._taken.record(error), "config": {"address": str(self._address)}}
+            if path := write_capsule(None, content, {self._token or ""}):
+                repeats = f"replay it with: menv replay {path} --env MODULE:CLASS --seed SEED_OF_RESET"
+                error.add_note(f"its crash capsule: {path}" if content["actions"] is None else repeats)
+        # Show the original error, not the failure to send because of it.
+        self._disconnect()
 
     @property
     def session(self) -> str | None:
@@ -422,7 +432,7 @@ class PolicyClient:
                 f"start_episode: episode {name!r} is already {state}, expected a new id; leave the id out to get one"
             )
         self._episodes[name] = self._new_episode(name, training_enabled)
-        return name
+        return self._taken.begin(name)
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
         """Return the policy's action for an observation.
@@ -439,7 +449,9 @@ class PolicyClient:
                 inference, bounds are checked when a chunk is sent.
             ContractError: With local inference: the observation does not have the type or shape of its space.
         """
-        return self._episode("get_action", episode_id).act(observation)
+        action = self._episode("get_action", episode_id).act(observation)
+        self._taken.add(episode_id, action if self._multi_agent else {SINGLE_AGENT: action})
+        return action
 
     def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
         """Report an action that the application chose; waits until the server has recorded it.
@@ -454,6 +466,8 @@ class PolicyClient:
         if not isinstance(episode, RemoteEpisode):
             episode = self._make_remote(episode)
         episode.log(observation, action)
+        action = own_copy(action)
+        self._taken.add(episode_id, action if self._multi_agent else {SINGLE_AGENT: action})
 
     def log_returns(
         self,
@@ -564,6 +578,7 @@ class PolicyClient:
     def _forget(self, episode_id: str) -> None:
         with self._lock:
             self._episodes.pop(episode_id, None)
+            self._taken.pop(episode_id, None)
             self._ended[episode_id] = None
             if len(self._ended) > _MAX_ENDED_IDS:
                 self._ended.popitem(last=False)
