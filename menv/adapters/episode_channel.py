@@ -23,7 +23,7 @@ STEP_BYTES = 1_000
 
 ActionCallback: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
 """Receives the actions of all agents in a request, or the error; called in the sampler's thread."""
-LoggedReturns: TypeAlias = tuple[Mapping[AgentId, Any], Mapping[AgentId, Any], Mapping[AgentId, bool], int]
+LoggedReturns: TypeAlias = tuple[Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, bool], int]
 """Rewards, infos and done flags by agent, and their size in bytes."""
 ActionCall: TypeAlias = tuple[str, Mapping[AgentId, Any], ActionCallback, int, LoggedReturns | None]
 """A request for actions: episode id, observations by agent, callback, bytes, and the returns logged before it."""

@@ -527,33 +527,20 @@ class ActionRequestHandler:
         episode.answer = EpisodeStarted(episode_id=name, seq=request.seq)
         responder.send(episode.answer)
 
-    def _paid(self, state: ClientState, request: GetAction, wire_format: WireFormat) -> LoggedReturns | None:
-        """Return the reward, infos and ended agents that came with a GET_ACTION, and the bytes of the infos."""
-        size = len(request.info)
-        if size:
-            state.check_backlog(size, self._limits, "info")
-        returns = self._returns(request, wire_format)
-        if returns is None:
-            return None
-        rewards, infos, done = returns
-        return rewards, infos or {}, done or {}, size
-
     def step(self, state: ClientState, request: EpisodeMessage, responder: Responder) -> None:
         """Handle LOG_ACTION, LOG_RETURNS or END_EPISODE."""
         episode = self._find_episode(state, request, responder)
         if episode is None:
             return
         try:
-            answer = self._take(state, episode, request, responder)
+            answer_now = _STEPS[type(request)](self, state, episode, request, responder)
         except EpisodeError as error:
             raise BadMessageError(ErrorCode.WRONG_ORDER, str(error)) from None
         if request.seq is not None:
             episode.seq = request.seq
-        episode.answer, episode.last_type = answer, type(request)
-        if isinstance(request, EndEpisode):
-            state.finish(request.episode_id)
-        if not (isinstance(request, LogAction) and request.wait):
-            responder.send(answer)
+        episode.answer, episode.last_type = Ok(seq=request.seq), type(request)
+        if answer_now:
+            responder.send(episode.answer)
 
     def _find_episode(
         self, state: ClientState, request: EpisodeMessage, responder: Responder
@@ -616,62 +603,84 @@ class ActionRequestHandler:
             )
         return True
 
-    def _take(
-        self, state: ClientState, episode: OpenEpisode, request: EpisodeMessage, responder: Responder
-    ) -> Answer:
-        # Everything is decoded before anything changes: a message is handled completely or not at all.
-        wire_format, broker, seq = responder.wire_format, self._broker, request.seq
-        if not isinstance(request, LogReturns):
-            broker.check(type(request).__name__, episode.broker_id)
-        info_size, size = len(memoryview(request.info)), 0
-        if info_size:
-            state.check_backlog(info_size, self._limits, "info")
-        returns = self._returns(request, wire_format)
-        if isinstance(request, LogAction | EndEpisode):
-            size = len(memoryview(request.observation))
-        if isinstance(request, EndEpisode):
-            obs = self._values.observations(request.observation, wire_format, "END_EPISODE", final=True)
-            self._pay(episode, returns, info_size)
-            broker.end(episode.broker_id, obs, truncated=request.truncated, size=size)
-        elif isinstance(request, LogAction):
-            state.check_backlog(size, self._limits, "LOG_ACTION")
-            gone = broker.done_agents(episode.broker_id, request.done)
-            obs = self._values.observations(request.observation, wire_format, "LOG_ACTION", gone=gone)
-            actions = self._values.actions(request.action, obs, wire_format, gone)
-            self._pay(episode, returns, info_size)
-            taken = partial(self._logged, responder, seq) if request.wait else None
-            broker.log_action(episode.broker_id, obs, actions, wait=False, size=size, callback=taken)
-        else:
-            self._pay(episode, returns, info_size)
-        return Ok(seq=seq)
+    # Everything is decoded before anything changes: a message is handled completely or not at all.
+
+    def _log_returns(
+        self, state: ClientState, episode: OpenEpisode, request: LogReturns, responder: Responder
+    ) -> bool:
+        paid = self._paid(state, request, responder.wire_format)
+        if paid is None:
+            raise BadMessageError(ErrorCode.MALFORMED, "LOG_RETURNS: no field 'reward', expected it")
+        self._pay(episode, paid)
+        return True
+
+    def _log_action(
+        self, state: ClientState, episode: OpenEpisode, request: LogAction, responder: Responder
+    ) -> bool:
+        wire_format, broker, size = responder.wire_format, self._broker, len(request.observation)
+        broker.check("LogAction", episode.broker_id)
+        paid = self._paid(state, request, wire_format)
+        state.check_backlog(size, self._limits, "LOG_ACTION")
+        gone = broker.done_agents(episode.broker_id, request.done)
+        obs = self._values.observations(request.observation, wire_format, "LOG_ACTION", gone=gone)
+        actions = self._values.actions(request.action, obs, wire_format, gone)
+        self._pay(episode, paid)
+        taken = partial(self._logged, responder, request.seq) if request.wait else None
+        broker.log_action(episode.broker_id, obs, actions, wait=False, size=size, callback=taken)
+        return not request.wait
+
+    def _end(
+        self, state: ClientState, episode: OpenEpisode, request: EndEpisode, responder: Responder
+    ) -> bool:
+        wire_format, broker, raw = responder.wire_format, self._broker, request.observation
+        broker.check("EndEpisode", episode.broker_id)
+        paid = self._paid(state, request, wire_format)
+        obs = self._values.observations(raw, wire_format, "END_EPISODE", final=True)
+        self._pay(episode, paid)
+        broker.end(episode.broker_id, obs, truncated=request.truncated, size=len(raw))
+        state.finish(request.episode_id)
+        return True
 
     def _logged(self, responder: Responder, seq: int | None, why: object) -> None:
         """Answer LOG_ACTION with `wait`, with an error if the action was not taken; called in the sampler's thread."""
         error = Error(code=str(ErrorCode.STOPPING), message=str(why), seq=seq)
         self._decided(partial(responder.send, error if isinstance(why, BaseException) else Ok(seq=seq)))
 
-    def _pay(self, episode: OpenEpisode, returns: tuple[Any, Any, Any] | None, size: int) -> None:
-        if returns is not None:
-            self._broker.log_returns(episode.broker_id, *returns, size)
+    def _pay(self, episode: OpenEpisode, paid: LoggedReturns | None) -> None:
+        if paid is not None:
+            self._broker.log_returns(episode.broker_id, *paid)
 
-    def _returns(self, request: EpisodeMessage, wire_format: WireFormat) -> tuple[Any, Any, Any] | None:
-        multi, has_reward = self._ioctx.multi_agent, len(memoryview(request.reward)) > 0
-        info = _plain(request.info, wire_format)
-        if not has_reward and not info and not request.done:
-            if isinstance(request, LogReturns):
-                raise BadMessageError(ErrorCode.MALFORMED, "LOG_RETURNS: no field 'reward', expected it")
+    def _paid(
+        self, state: ClientState, request: EpisodeMessage, wire_format: WireFormat
+    ) -> LoggedReturns | None:
+        """Return the reward, infos and ended agents that came with a message, and the bytes of the infos."""
+        multi, size = self._ioctx.multi_agent, len(request.info)
+        if size:
+            state.check_backlog(size, self._limits, "info")
+        info, done = _plain(request.info, wire_format), request.done or {}
+        if not request.reward and not info and not done:
             return None
-        paid = value_readers.reward(request.reward, wire_format) if has_reward else ({} if multi else 0.0)
+        paid = value_readers.reward(request.reward, wire_format) if request.reward else ({} if multi else 0.0)
         if isinstance(paid, dict) is not multi:
             kind = "an object of numbers by agent" if multi else "a number"
             raise BadMessageError(ErrorCode.WRONG_TYPE, f"reward: not {kind}, expected {kind}")
         if not isinstance(paid, dict):
-            return {SINGLE_AGENT: paid}, {SINGLE_AGENT: info} if info else None, None
-        for agent in (*paid, *info, *(agent for agent in request.done or () if agent != ALL)):
+            return {SINGLE_AGENT: paid}, {SINGLE_AGENT: info} if info else {}, {}, size
+        for agent in (*paid, *info, *(agent for agent in done if agent != ALL)):
             self._values.spaces(agent, "reward")
         if not all(isinstance(one, dict) for one in info.values()):
             raise BadMessageError(ErrorCode.WRONG_TYPE, "info: expected an object of objects by agent")
-        return paid, info or None, request.done
+        return paid, info, done, size
+
+
+_STEPS: dict[
+    type[EpisodeMessage], Callable[[ActionRequestHandler, ClientState, OpenEpisode, Any, Responder], bool]
+] = {
+    LogReturns: ActionRequestHandler._log_returns,
+    LogAction: ActionRequestHandler._log_action,
+    EndEpisode: ActionRequestHandler._end,
+}
+"""The methods that handle messages within an episode; they return whether to answer at once."""
 
 
 def _messages_of(unread: list[Unread]) -> Sequence[GetAction | None]:
@@ -696,7 +705,7 @@ def _by_wire_format(responders: Sequence[Responder]) -> list[tuple[WireFormat, S
 
 
 def _plain(raw: msgspec.Raw, wire_format: WireFormat) -> dict[str, Any]:
-    if not len(memoryview(raw)):
+    if not raw:
         return {}
     read = msgspec.json.decode if wire_format is WireFormat.JSON else msgspec.msgpack.decode
     info = read(raw)

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -59,11 +59,8 @@ _NO_ANSWER = "message: the process that reads it has ended, expected an answer; 
 _NOTHING = Raw(b"\xc0")
 
 
-class Parsed(NamedTuple):
-    """What the process returns: a message whose fields are in msgpack, with packed arrays, and its episodes."""
-
-    request: Request
-    episodes: list[WireEpisode] | None = None
+Parsed: TypeAlias = tuple[Request, *tuple[list[WireEpisode], ...]]
+"""What the process returns: a message whose fields are in msgpack, with packed arrays, and its episodes if any."""
 
 
 class BodyParser:
@@ -105,7 +102,7 @@ class BodyParser:
         except BadMessageError as error:
             error.seq = getattr(request, "seq", None)
             raise
-        return Parsed(msgspec.structs.replace(request, **large))
+        return (msgspec.structs.replace(request, **large),)
 
     def _episodes(self, request: Episodes, wire_format: WireFormat) -> Parsed:
         name = _tag(request)
@@ -113,7 +110,7 @@ class BodyParser:
             in_pieces(read_episode(raw, self._spaces_of, wire_format, f"{name}.episodes[{index}]"))
             for index, raw in enumerate(request.episodes)
         ]
-        return Parsed(msgspec.structs.replace(request, episodes=[]), episodes)
+        return msgspec.structs.replace(request, episodes=[]), episodes
 
     def _parse_step(
         self, request: EpisodeMessage, wire_format: WireFormat
@@ -232,8 +229,8 @@ class BodyParserPool:
 
     async def parse(
         self, body: bytes, max_depth: int
-    ) -> tuple[Request, list[WireEpisode] | None, WireFormat]:
-        """Return the request in a body, its episodes, and its wire format.
+    ) -> tuple[Request, WireFormat, *tuple[list[WireEpisode], ...]]:
+        """Return the request in a body, its wire format, and its episodes if the process has read them.
 
         Raises `BadMessageError` if the body is refused or too many bytes wait. Without a process it is decoded here.
         """
@@ -249,9 +246,9 @@ class BodyParserPool:
         finally:
             self._waiting -= len(body)
         if parsed is None:
-            request, wire_format = decode(body, max_depth)
-            return request, None, wire_format
-        return *parsed, WireFormat.MSGPACK
+            return decode(body, max_depth)
+        request, *episodes = parsed
+        return request, WireFormat.MSGPACK, *episodes
 
     def stop(self) -> None:
         """End the process; from any thread but the serving one, and more than once."""

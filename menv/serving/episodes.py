@@ -431,32 +431,29 @@ class EpisodeIngest:
         self._limits = limits
         self.spaces_of = agent_spaces(ioctx)
 
-    def check_allowed(self, request: Episodes) -> None:
-        """Refuse EPISODES if policies see the output of an `observation_fn`."""
-        if self.refused:
-            raise BadMessageError(
-                ErrorCode.NOT_ALLOWED,
-                f"{type(request).__struct_config__.tag}: policies here see what an observation_fn makes of "
-                "observations, expected a client that asks for each action; send GET_ACTION",
-            )
-
     def take(
         self,
         state: ClientState,
         request: Episodes,
         wire_format: WireFormat,
-        parsed: Sequence[WireEpisode] | None = None,
+        parsed: Sequence[WireEpisode] = (),
     ) -> Iterator[None]:
-        """Take the episodes of a message in small steps; `parsed` are the episodes if another process has read them.
+        """Take the episodes of a message in small steps; `parsed` are those that another process has read.
 
         Nothing is taken if one episode is invalid. If a chunk does not continue its episode, the episodes before it
         are taken.
         """
         name = str(type(request).__struct_config__.tag)
+        if self.refused:
+            raise BadMessageError(
+                ErrorCode.NOT_ALLOWED,
+                f"{name}: policies here see what an observation_fn makes of observations, expected a client that asks "
+                "for each action; send GET_ACTION",
+            )
         self._give_up(state, request.lost or ())
         # Freed one by one: freeing tens of thousands at once takes long.
         read: deque[WireEpisode] = deque()
-        for one in parsed or ():
+        for one in parsed:
             for episode in from_pieces(one, self.spaces_of):
                 if episode is not None:
                     read.append(episode)

@@ -37,6 +37,7 @@ from menv.serving.protocol import (
     Action,
     Answer,
     BadMessageError,
+    EndEpisode,
     EpisodeMessage,
     Episodes,
     EpisodesAndGetState,
@@ -46,6 +47,8 @@ from menv.serving.protocol import (
     GetConfig,
     GetPolicies,
     GetState,
+    LogAction,
+    LogReturns,
     Ping,
     Policies,
     Pong,
@@ -173,28 +176,26 @@ class Session:
 
     async def _read_long(self, body: bytes, responder: Responder) -> None:
         """Decode a body without holding up other peers: in their turn, or in the parser process."""
-        episodes = None
+        parsed: Sequence[Sequence[WireEpisode]] = ()
         if not self._parsers.takes(body):
             async with self._scheduler:
                 request, read_as = decode(body, self._max_depth)
         elif not self.admitted:
             raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
         else:
-            request, episodes, read_as = await self._parsers.parse(body, self._max_depth)
+            request, read_as, *parsed = await self._parsers.parse(body, self._max_depth)
         if read_as is not responder.wire_format:
             responder = Responder(
                 responder.reply, read_as, responder.close, responder.always, responder.wire_format
             )
-        work = self._answer(request, responder, episodes)
+        work = self._answer(request, responder, *parsed)
         if work is not None:
             await work
 
-    def _answer(
-        self, request: Request, responder: Responder, episodes: Sequence[WireEpisode] | None = None
-    ) -> Work | None:
+    def _answer(self, request: Request, responder: Responder, *parsed: Sequence[WireEpisode]) -> Work | None:
         """Handle a decoded request, and return the work that is left, if any.
 
-        `episodes` are its episodes if the parser process has read them.
+        `parsed` are its episodes if the parser process has read them.
         """
         action_requests = self._action_requests
         if type(request) is GetAction and self.admitted:
@@ -202,14 +203,9 @@ class Session:
             return None
         try:
             action_requests.flush()
-            if self.admitted and isinstance(request, Episodes):
-                self._sessions.ingest.check_allowed(request)
-                if isinstance(request, EpisodesAndGetState):
-                    self._check_pending()
-                return self._take_episodes(request, responder, episodes)
-            if self.admitted and isinstance(request, GetState):
-                return self._send_state(request, responder)
-            self._handle(request, responder)
+            if not self.admitted and type(request) not in (Ping, GetConfig):
+                raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
+            return _HANDLERS[type(request)](self, request, responder, *parsed)
         except Exception as error:
             self._refuse(error, responder, getattr(request, "seq", None))
         return None
@@ -233,11 +229,6 @@ class Session:
         if self.hold is not None:
             self.hold.cancel()
         self._sessions.lost(self)
-
-    def _handle(self, request: Request, responder: Responder) -> None:
-        if not self.admitted and type(request) not in (Ping, GetConfig):
-            raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
-        _HANDLERS.get(type(request), Session._step)(self, request, responder)
 
     def _ping(self, _: Ping, responder: Responder) -> None:
         responder.send(Pong())
@@ -279,22 +270,29 @@ class Session:
         responder.send(SetConfig(**plain, **more, **sessions.spaces()))
 
     async def _take_episodes(
-        self, request: Episodes, responder: Responder, episodes: Sequence[WireEpisode] | None
+        self, request: Episodes, responder: Responder, parsed: Sequence[WireEpisode] = ()
     ) -> None:
+        await self._ingest(request, responder, parsed)
+        responder.nothing()
+
+    async def _take_episodes_first(
+        self, request: EpisodesAndGetState, responder: Responder, parsed: Sequence[WireEpisode] = ()
+    ) -> None:
+        self._check_pending()
+        await self._ingest(request, responder, parsed)
+        self._check_pending()
+        self._pending_replies += 1
+        self._sessions.tasks.add_later(self, partial(self._weights_changed, request, responder))
+        # Look again then: other clients may have stopped playing.
+        asyncio.get_running_loop().call_later(STILL_PLAYING_S, self._sessions.tasks.wake)
+
+    async def _ingest(self, request: Episodes, responder: Responder, parsed: Sequence[WireEpisode]) -> None:
         sessions, state = self._sessions, self.state
-        await sessions.scheduler.run(sessions.ingest.take(state, request, responder.wire_format, episodes))
+        await sessions.scheduler.run(sessions.ingest.take(state, request, responder.wire_format, parsed))
         self.played_at = time.monotonic()
         number = state.weights_seq_no if request.weights_seq_no is None else request.weights_seq_no
         if number is not None:
             sessions.figures.staleness.add([max(0, sessions.broker.weights_seq_no - number)])
-        if not isinstance(request, EpisodesAndGetState):
-            responder.nothing()
-            return
-        self._check_pending()
-        self._pending_replies += 1
-        sessions.tasks.add_later(self, partial(self._weights_changed, request, responder))
-        # Look again then: other clients may have stopped playing.
-        asyncio.get_running_loop().call_later(STILL_PLAYING_S, sessions.tasks.wake)
 
     def _check_pending(self) -> None:
         if self._pending_replies >= _MAX_PENDING:
@@ -411,12 +409,17 @@ def _refusal(error: Exception) -> BadMessageError:
     )
 
 
-_HANDLERS: dict[type[Request], Callable[[Session, Any, Responder], None]] = {
+_HANDLERS: dict[type[Request], Callable[..., Work | None]] = {
     Ping: Session._ping,
     GetConfig: Session._greet,
+    GetState: Session._send_state,
+    Episodes: Session._take_episodes,
+    EpisodesAndGetState: Session._take_episodes_first,
     GetPolicies: Session._send_policies,
     StartEpisode: Session._start,
+    **dict.fromkeys((LogAction, LogReturns, EndEpisode), Session._step),
 }
+"""The methods that handle requests; a coroutine does what takes long."""
 
 
 _log = logging.getLogger("menv.serving")

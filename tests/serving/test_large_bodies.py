@@ -452,7 +452,7 @@ def test_a_body_that_is_dropped_leaves_the_next_one_its_time() -> None:
         finally:
             pool.stop()
 
-    request, episodes, _ = asyncio.run(last())
+    request, _, episodes = asyncio.run(last())
     assert isinstance(request, Episodes)
     assert len(episodes) == 1
 
