@@ -7,7 +7,7 @@ for each agent; a single-agent episode has one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from msgspec import Raw
 
     from menv.serving.client.local_actor import LocalActor
+    from menv.serving.client.policy_client import RemoteEpisode
 
 
 _LEAVES = (gym.spaces.Box, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
@@ -221,16 +222,24 @@ class LocalEpisode:
     """One open episode; an untrained one sends nothing.
 
     `known` says whether the server has heard of it, `lost` whether the server has discarded it. `refused` is the reason
-    why the server accepts no more of it, "" otherwise.
+    why the server accepts no more of it, "" otherwise. `make_remote` lets the server play it from its beginning.
     """
 
-    def __init__(self, actor: LocalActor, episode_id: str, trained: bool, multi: bool) -> None:
+    def __init__(
+        self,
+        actor: LocalActor,
+        episode_id: str,
+        trained: bool,
+        multi: bool,
+        make_remote: Callable[[LocalEpisode], RemoteEpisode],
+    ) -> None:
         self.episode_id = episode_id
         self.trained = trained
         self.known = self.lost = False
         self.refused = ""
         self._actor = actor
         self._multi = multi
+        self._make_remote = make_remote
         self._trajectories: dict[str, LocalTrajectory] = {}
         # Policy by agent, fixed for the episode.
         self._policies: dict[str, LocalPolicy] = {}
@@ -259,15 +268,6 @@ class LocalEpisode:
     def over(self) -> bool:
         """Whether the application has ended the episode."""
         return self._terminated is not None
-
-    @property
-    def has_only_rewards(self) -> bool:
-        """Whether there are rewards to send although no agent has add_action."""
-        return (
-            self.trained
-            and not (self.begun or self.lost or self.refused)
-            and any(self.early_rewards.values())
-        )
 
     @property
     def early_rewards(self) -> dict[str, float]:
@@ -323,8 +323,21 @@ class LocalEpisode:
         # This includes agents that are done already or have never add_action.
         self._done |= {agent for agent, flag in (done or {}).items() if flag and agent != ALL}
 
+    def log(self, observation: Any, action: Any) -> None:
+        if self.begun:
+            raise CallOrderError(
+                f"log_action: actions of episode {self.episode_id!r} were chosen by this client itself, expected "
+                "log_action before the first get_action where inference_mode='local'; begin the episode with it, or "
+                "use inference_mode='remote'"
+            )
+        self._make_remote(self).log(observation, action)
+
     def end(self, observation: Any, truncated: bool) -> None:
         self._check()
+        if self.trained and not self.begun and any(self.early_rewards.values()):
+            # No chunk can hold rewards without an action.
+            self._make_remote(self).end(observation, truncated)
+            return
         last = {SINGLE_AGENT: observation}
         if self._multi:
             last = dict(
@@ -393,15 +406,6 @@ class LocalEpisode:
         """Compute log-probabilities of all new actions, before the weights change."""
         for trajectory in self._trajectories.values():
             trajectory.evaluate()
-
-    def check_interactive(self) -> None:
-        """Raise CallOrderError if this client has chosen actions, which rules out `log_action`."""
-        if self.begun:
-            raise CallOrderError(
-                f"log_action: actions of episode {self.episode_id!r} were chosen by this client itself, expected "
-                "log_action before the first get_action where inference_mode='local'; begin the episode with it, or "
-                "use inference_mode='remote'"
-            )
 
     @property
     def _where(self) -> str:

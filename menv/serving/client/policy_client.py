@@ -462,10 +462,7 @@ class PolicyClient:
             CallOrderError: Local inference has chosen actions of this episode before.
             EpisodeError: There is no such episode, or the server has discarded it.
         """
-        episode = self._episode("log_action", episode_id)
-        if not isinstance(episode, RemoteEpisode):
-            episode = self._make_remote(episode)
-        episode.log(observation, action)
+        self._episode("log_action", episode_id).log(observation, action)
         action = own_copy(action)
         self._taken.add(episode_id, action if self._multi_agent else {SINGLE_AGENT: action})
 
@@ -525,8 +522,6 @@ class PolicyClient:
         """
         truncated = truncation(truncated)
         episode = self._episode("end_episode", episode_id)
-        if not isinstance(episode, RemoteEpisode) and episode.has_only_rewards:
-            episode = self._make_remote(episode)
         try:
             episode.end(observation, truncated)
         except NotNowError:
@@ -588,13 +583,12 @@ class PolicyClient:
             return RemoteEpisode(
                 self._thread_session(), self._multi_agent, self._action_space, name, trained=trained
             )
-        episode = self._make_local_episode(self._actor, name, trained, self._multi_agent)
+        episode = self._make_local_episode(self._actor, name, trained, self._multi_agent, self._make_remote)
         self._actor.opened(episode)
         return episode
 
     def _make_remote(self, episode: LocalEpisode) -> RemoteEpisode:
         assert self._actor is not None
-        episode.check_interactive()
         remote = RemoteEpisode(
             self._first, self._multi_agent, self._action_space, episode.episode_id, trained=episode.trained
         )
