@@ -528,7 +528,7 @@ class ActionRequestHandler:
         responder.send(episode.answer)
 
     def step(self, state: ClientState, request: EpisodeMessage, responder: Responder) -> None:
-        """Handle LOG_ACTION, LOG_RETURNS or END_EPISODE."""
+        """Handle LOG_ACTION, LOG_RETURNS or END_EPISODE; everything is decoded before anything changes."""
         episode = self._find_episode(state, request, responder)
         if episode is None:
             return
@@ -603,15 +603,13 @@ class ActionRequestHandler:
             )
         return True
 
-    # Everything is decoded before anything changes: a message is handled completely or not at all.
-
     def _log_returns(
         self, state: ClientState, episode: OpenEpisode, request: LogReturns, responder: Responder
     ) -> bool:
         paid = self._paid(state, request, responder.wire_format)
         if paid is None:
             raise BadMessageError(ErrorCode.MALFORMED, "LOG_RETURNS: no field 'reward', expected it")
-        self._pay(episode, paid)
+        self._broker.log_returns(episode.broker_id, *paid)
         return True
 
     def _log_action(
@@ -624,7 +622,8 @@ class ActionRequestHandler:
         gone = broker.done_agents(episode.broker_id, request.done)
         obs = self._values.observations(request.observation, wire_format, "LOG_ACTION", gone=gone)
         actions = self._values.actions(request.action, obs, wire_format, gone)
-        self._pay(episode, paid)
+        if paid is not None:
+            broker.log_returns(episode.broker_id, *paid)
         taken = partial(self._logged, responder, request.seq) if request.wait else None
         broker.log_action(episode.broker_id, obs, actions, wait=False, size=size, callback=taken)
         return not request.wait
@@ -636,7 +635,8 @@ class ActionRequestHandler:
         broker.check("EndEpisode", episode.broker_id)
         paid = self._paid(state, request, wire_format)
         obs = self._values.observations(raw, wire_format, "END_EPISODE", final=True)
-        self._pay(episode, paid)
+        if paid is not None:
+            broker.log_returns(episode.broker_id, *paid)
         broker.end(episode.broker_id, obs, truncated=request.truncated, size=len(raw))
         state.finish(request.episode_id)
         return True
@@ -645,10 +645,6 @@ class ActionRequestHandler:
         """Answer LOG_ACTION with `wait`, with an error if the action was not taken; called in the sampler's thread."""
         error = Error(code=str(ErrorCode.STOPPING), message=str(why), seq=seq)
         self._decided(partial(responder.send, error if isinstance(why, BaseException) else Ok(seq=seq)))
-
-    def _pay(self, episode: OpenEpisode, paid: LoggedReturns | None) -> None:
-        if paid is not None:
-            self._broker.log_returns(episode.broker_id, *paid)
 
     def _paid(
         self, state: ClientState, request: EpisodeMessage, wire_format: WireFormat

@@ -438,7 +438,7 @@ class EpisodeIngest:
         wire_format: WireFormat,
         parsed: Sequence[WireEpisode] = (),
     ) -> Iterator[None]:
-        """Take the episodes of a message in small steps; `parsed` are those that another process has read.
+        """Take the episodes of a message in small steps; `parsed` are the episodes that another process has read.
 
         Nothing is taken if one episode is invalid. If a chunk does not continue its episode, the episodes before it
         are taken.

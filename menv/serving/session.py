@@ -197,12 +197,11 @@ class Session:
 
         `parsed` are its episodes if the parser process has read them.
         """
-        action_requests = self._action_requests
         if type(request) is GetAction and self.admitted:
-            action_requests.add(self.state, request, responder)
+            self._action_requests.add(self.state, request, responder)
             return None
         try:
-            action_requests.flush()
+            self._action_requests.flush()
             if not self.admitted and type(request) not in (Ping, GetConfig):
                 raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
             return _HANDLERS[type(request)](self, request, responder, *parsed)
