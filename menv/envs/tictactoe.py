@@ -114,8 +114,8 @@ class TicTacToe(BoardGame):
         return picture_of(self._board) if self.render_mode == "rgb_array" else text_of(self._board)
 
     def _observe(self, player: int) -> AgentDict:
-        allowed = [square == 0 for square in self._board] if self.agents else [False] * 9
-        return {"observations": planes_of(self._board, player + 1), "action_mask": np.array(allowed, np.int8)}
+        allowed = np.logical_not(self._board) if self.agents else np.zeros(9)
+        return {"observations": planes_of(self._board, player + 1), "action_mask": allowed.astype(np.int8)}
 
 
 def text_of(board: Sequence[int]) -> str:
