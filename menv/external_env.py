@@ -134,7 +134,8 @@ class TakenActions(dict[str, deque[Mapping[Any, Any]]]):
                 by_agent.setdefault(agent, []).append(action)
         known = steps is not None and len(steps) < self.MOST
         fault = EnvFault.of(self._latest, 0, "step" if by_agent else "reset", error)
-        return {**fault.described(), "actions": [[*one] for one in by_agent.items()] if known else None}
+        found = [[agent, _as_array(own)] for agent, own in by_agent.items()]
+        return {**fault.described(), "actions": found if known else None}
 
 
 Space = gym.Space[Any]
@@ -358,6 +359,13 @@ class ExternalMultiAgentEnv(_External):
         observed = keyed_by_agent("end_episode", "observation_dict", observation_dict)
         self.broker.end(episode_id, _copied_by_agent(observed), truncated=truncation(truncated))
         self._taken.pop(episode_id, None)
+
+
+def _as_array(elements: list[Any]) -> Any:
+    """Return numbers or arrays of numpy that are alike as one array, other elements unchanged."""
+    kinds = {(type(one), getattr(one, "dtype", None), getattr(one, "shape", None)) for one in elements}
+    alike = len(kinds) == 1 and isinstance(elements[0], np.generic | np.ndarray)
+    return np.array(elements) if alike else elements
 
 
 def _copied(element: Any) -> Any:

@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -167,20 +167,21 @@ class CrashCapsules:
         try:
             yield
         except MenvError as error:
-            # The error says enough.
-            for record in take_faults():
-                self.write(record)
+            # The error says enough about what environments raised.
+            self._report(take_faults(), (WORKER,))
             if error._capsule is not None:
                 error.args = (f"{error}{self.write(error._capsule)}", *error.args[1:])
                 error._capsule = None
             raise
-        for record in take_faults():
-            cause = tuple(record["origin"])
+        self._report(take_faults(), ("reset", "step", WORKER))
+
+    def _report(self, records: Sequence[Mapping[str, Any]], warned_of: Collection[str]) -> None:
+        for record in records:
+            cause, of_worker = tuple(record["origin"]), record["where"] == WORKER
             self._causes[cause] += 1
             where = self.write(record) if self._causes[cause] <= _MOST_OF_A_CAUSE else ""
-            if self._causes[cause] == 1 or record["where"] == WORKER:
-                costs = _COSTS[record["where"] == WORKER]
-                warnings.warn(f"{record['line']}: {costs}{where}", EnvFaultWarning, stacklevel=2)
+            if record["where"] in warned_of and (of_worker or self._causes[cause] == 1):
+                warnings.warn(f"{record['line']}: {_COSTS[of_worker]}{where}", EnvFaultWarning, stacklevel=3)
 
     def write(self, record: Mapping[str, Any]) -> str:
         """Write a capsule; return the end of a message that names it, "" if it cannot be written."""
