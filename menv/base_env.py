@@ -386,7 +386,11 @@ class BaseEnv(abc.ABC):
         """
 
     def try_reset(
-        self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        env_id: EnvId | None = None,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Any, Any]:
         """Reset one sub-environment, or all; one that was just reset is not reset again.
 

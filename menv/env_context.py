@@ -85,9 +85,13 @@ class EnvContext(dict[str, Any]):
             twin.clear()
             twin.update(settings)
         overrides = {
-            "worker_index": worker_index, "vector_index": vector_index, "remote": remote,
-            "num_workers": num_workers, "recreated_worker": recreated_worker, "in_evaluation": in_evaluation,
-        }  # fmt: skip
+            "worker_index": worker_index,
+            "vector_index": vector_index,
+            "remote": remote,
+            "num_workers": num_workers,
+            "recreated_worker": recreated_worker,
+            "in_evaluation": in_evaluation,
+        }
         vars(twin).update({name: value for name, value in overrides.items() if value is not None})
         return twin
 

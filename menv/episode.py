@@ -47,9 +47,20 @@ class Episode:
     """
 
     __slots__ = (
-        "_extras", "_last", "_policies", "_reappeared", "_rng", "_running", "_unseen", "agent_rewards",
-        "begun_at", "env_id", "episode_id", "length", "unclaimed_rewards",
-    )  # fmt: skip
+        "_extras",
+        "_last",
+        "_policies",
+        "_reappeared",
+        "_rng",
+        "_running",
+        "_unseen",
+        "agent_rewards",
+        "begun_at",
+        "env_id",
+        "episode_id",
+        "length",
+        "unclaimed_rewards",
+    )
 
     if not TYPE_CHECKING:
         __getattr__ = hinted("Episode")
@@ -168,12 +179,18 @@ class Episode:
     def state(self) -> dict[str, Any]:
         """Return the state as a tree; it is plain if the values that users added are."""
         return {
-            "episode_id": self.episode_id, "length": self.length, "agent_rewards": dict(self.agent_rewards),
-            "unclaimed_rewards": self.unclaimed_rewards, "strays": dict(self._unseen),
-            "policies": dict(self._policies), "extras": self._extras, "last": dict(self._last),
-            "lives": dict(self._reappeared), "open": dict(self._running),
+            "episode_id": self.episode_id,
+            "length": self.length,
+            "agent_rewards": dict(self.agent_rewards),
+            "unclaimed_rewards": self.unclaimed_rewards,
+            "strays": dict(self._unseen),
+            "policies": dict(self._policies),
+            "extras": self._extras,
+            "last": dict(self._last),
+            "lives": dict(self._reappeared),
+            "open": dict(self._running),
             "rng": None if self._rng is None else dict(self._rng.bit_generator.state),
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_state(cls, env_id: EnvId, state: Mapping[str, Any]) -> Self:

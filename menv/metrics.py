@@ -76,12 +76,15 @@ def _as_plain(record: EpisodeSummary) -> list[Any]:
 def _from_plain(fields: Sequence[Any]) -> EpisodeSummary:
     total, length, rewards, others, members, custom, hist, (steps, index) = fields
     return EpisodeSummary(
-        float(total), int(length),
+        float(total),
+        int(length),
         {(agent, policy): float(reward) for (agent, policy), reward in rewards.items()},
         [(policy, float(reward)) for policy, reward in others],
-        {group: _floats(by_member) for group, by_member in members.items()}, _floats(custom),
-        {name: [float(value) for value in values] for name, values in hist.items()}, (steps, index),
-    )  # fmt: skip
+        {group: _floats(by_member) for group, by_member in members.items()},
+        _floats(custom),
+        {name: [float(value) for value in values] for name, values in hist.items()},
+        (steps, index),
+    )
 
 
 def _floats(by_name: Mapping[Any, Any]) -> dict[Any, float]:
@@ -331,12 +334,16 @@ class Metrics:
         """Return what the next summaries depend on, except `episode_media`, as a plain tree."""
         return {
             "before": [_as_plain(record) for record in self._before],
-            "new": [_as_plain(record) for record in self.finished()], "new_count": self._new_count,
-            "new_faulty": self._new_faulty, "faulty_total": self._faulty_total,
-            "first_fault": self._first_fault, "unclaimed_rewards": str(self._unclaimed),
-            "episodes_total": self.episodes_total, "episodes_not_resumed": self.episodes_not_resumed,
+            "new": [_as_plain(record) for record in self.finished()],
+            "new_count": self._new_count,
+            "new_faulty": self._new_faulty,
+            "faulty_total": self._faulty_total,
+            "first_fault": self._first_fault,
+            "unclaimed_rewards": str(self._unclaimed),
+            "episodes_total": self.episodes_total,
+            "episodes_not_resumed": self.episodes_not_resumed,
             "elo": dict(self._elo) if is_plain(self._elo) else {},
-        }  # fmt: skip
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""

@@ -66,7 +66,9 @@ _TABLE: dict[str, dict[str, str]] = {
         "step training_step": "call train()",
         "training_iteration": "it is called iteration",
     },
-    "BaseEnv": {"envs get_unwrapped vector_env": "call get_sub_environments()"},
+    "BaseEnv": {
+        "envs get_unwrapped vector_env": "call get_sub_environments()",
+    },
     "Config": {
         "freeze validate": "leave it out; settings are checked when they are made, and never change",
         "from_dict": "give the dict to the algorithm, such as PPO(env=..., config={...})",
@@ -123,7 +125,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "recreate_failed_env_runners recreate_failed_workers render_env restart_failed_env_runners "
         "sample_timeout_s shuffle_sequences simple_optimizer synchronize_filters tf_session_args "
         "update_worker_filter_stats use_worker_filter_stats v_max v_min validate_workers_after_construction "
-        "worker_health_probe_timeout_s worker_restore_timeout_s": "leave it out"
+        "worker_health_probe_timeout_s worker_restore_timeout_s": "leave it out",
     },
     "setting": {
         "before_learn_on_batch": "write on_learn_on_batch in callbacks",

@@ -105,10 +105,16 @@ class Policy:
         return f"{type(self).__name__}({name}{self.observation_space} -> {self.action_space})"
 
     def compute_actions(
-        self, obs_batch: Sequence[Any], state_batches: Sequence[Any] | None = None,
-        prev_action_batch: Any = None, prev_reward_batch: Any = None, info_batch: Any = None,
-        episodes: Any = None, explore: bool | None = None, timestep: int | None = None,
-    ) -> tuple[Any, list[Any], dict[str, Any]]:  # fmt: skip
+        self,
+        obs_batch: Sequence[Any],
+        state_batches: Sequence[Any] | None = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+        info_batch: Any = None,
+        episodes: Any = None,
+        explore: bool | None = None,
+        timestep: int | None = None,
+    ) -> tuple[Any, list[Any], dict[str, Any]]:
         """Return `(actions, states, fetches)` for R observations.
 
         The sampler passes the arguments that a subclass names or accepts as `**kwargs`; other callers may leave them
@@ -289,10 +295,16 @@ class SamplingPolicy(Policy):
     """
 
     def compute_actions(
-        self, obs_batch: Sequence[Any], state_batches: Sequence[Any] | None = None,
-        prev_action_batch: Any = None, prev_reward_batch: Any = None, info_batch: Any = None,
-        episodes: Any = None, explore: bool | None = None, timestep: int | None = None,
-    ) -> tuple[Any, list[Any], dict[str, Any]]:  # fmt: skip
+        self,
+        obs_batch: Sequence[Any],
+        state_batches: Sequence[Any] | None = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+        info_batch: Any = None,
+        episodes: Any = None,
+        explore: bool | None = None,
+        timestep: int | None = None,
+    ) -> tuple[Any, list[Any], dict[str, Any]]:
         """Return what `answer` returns with the random numbers of this call."""
         self._calls = getattr(self, "_calls", -1) + 1
         rows = len(obs_batch)

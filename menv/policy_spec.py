@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeVar
 
 from menv.errors import ConfigError
@@ -136,6 +136,22 @@ def spec_by_parts(method: F) -> F:
         return method(self, policy_id, PolicySpec(**parts) if parts else spec, **given)
 
     return call  # type: ignore[return-value]
+
+
+def spec_like(policy_id: str, spec: Any, policy: Any) -> PolicySpec:
+    """Return a spec with spaces and settings of a policy where the given spec has none."""
+    if not hasattr(policy, "connectors_state"):
+        raise ConfigError(
+            f"add_policy: policy={policy!r:.100}, expected one policy with a network; pass get_policy(id) of an "
+            "algorithm, Policy.from_checkpoint(folder)[id], or your own policy_class=..."
+        )
+    given = PolicySpec.of(policy_id, spec)
+    # Of its config the items that its own spec gave, without what the settings of its algorithm add.
+    taken = {
+        "observation_space": policy.observation_space, "action_space": policy.action_space,
+        "config": dict(policy.config),
+    }  # fmt: skip
+    return replace(given, **{name: own for name, own in taken.items() if getattr(given, name) is None})
 
 
 def ids_given(where: str, policy_ids: object) -> list[str]:

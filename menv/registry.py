@@ -290,8 +290,10 @@ def env_names() -> dict[str, list[str]]:
     from menv.wrappers.foreign_envs import NAMES
 
     found = {
-        "registered": sorted(_registered), "built-in": sorted(BUILT_IN), "gymnasium": sorted(gym.registry),
-    }  # fmt: skip
+        "registered": sorted(_registered),
+        "built-in": sorted(BUILT_IN),
+        "gymnasium": sorted(gym.registry),
+    }
     return found | {kind: [f"{kind}:{name}" for name in NAMES[kind]()] for kind in _FOREIGN}
 
 

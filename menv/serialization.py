@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -426,9 +425,14 @@ def _read_text(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Sp
 
 
 _READERS: dict[str, Callable[[SpaceDecoder, Mapping[str, Any], int], Space]] = {
-    "box": _read_box, "discrete": _read_discrete, "multi-discrete": _read_multi_discrete,
-    "multi-binary": _read_multi_binary, "tuple": _read_tuple, "dict": _read_dict, "text": _read_text,
-}  # fmt: skip
+    "box": _read_box,
+    "discrete": _read_discrete,
+    "multi-discrete": _read_multi_discrete,
+    "multi-binary": _read_multi_binary,
+    "tuple": _read_tuple,
+    "dict": _read_dict,
+    "text": _read_text,
+}
 
 
 CAPSULE, CAPSULE_VERSION = "menv crash capsule", 1
@@ -468,6 +472,9 @@ def write_capsule(folder: Path | None, content: Mapping[str, Any], secrets: set[
 
 
 def _versions() -> dict[str, str]:
+    # 10 ms that clients do not need.
+    import importlib.metadata
+
     found = {"python": platform.python_version(), "menv": menv.__version__}
     for package in {name.partition(".")[0] for name in [*sys.modules]} - sys.stdlib_module_names:
         with suppress(importlib.metadata.PackageNotFoundError, ValueError):

@@ -29,7 +29,7 @@ from menv.algorithms.league import make_league
 from menv.algorithms.learn import hyperparameters, learn
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.operation_guard import OperationGuard
-from menv.algorithms.policy_set import PolicySet, spec_like
+from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.remote_rollouts import WorkerGroupFactory
 from menv.algorithms.results import EvaluationResult, TrainResult
@@ -41,7 +41,7 @@ from menv.metrics import Metrics
 from menv.migration_hints import Result, hinted, old_arguments, warn_of_uncalled
 from menv.policy import Policy, one_row, weights_of
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
-from menv.policy_spec import ids_given, spec_by_parts
+from menv.policy_spec import ids_given, spec_by_parts, spec_like
 from menv.registry import describe_env
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents, resolve_specs

@@ -202,15 +202,20 @@ class Checkpoints:
         # First: this may find a lost worker, whose episodes are counted.
         sampler = self.rollouts.state()
         tree = {
-            "iteration": progress.iteration, "seed": progress.seed,
-            "time_total_s": time.perf_counter() - progress.started_at, "metrics": self.metrics.state(),
-            "sampler": sampler, **self.evaluation_runner.state(), "gathered": self.accumulator.state(),
+            "iteration": progress.iteration,
+            "seed": progress.seed,
+            "time_total_s": time.perf_counter() - progress.started_at,
+            "metrics": self.metrics.state(),
+            "sampler": sampler,
+            **self.evaluation_runner.state(),
+            "gathered": self.accumulator.state(),
             "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],
             "weights_seq_no": self.external_clients.weights_seq_no,
             "env_steps_trained": policy_set.learners.env_steps_trained,
-            "agent_steps_trained": policy_set.learners.agent_steps_trained, **policy_set.state(),
+            "agent_steps_trained": policy_set.learners.agent_steps_trained,
+            **policy_set.state(),
             **({} if self.league is None else {"league": self.league.state()}),
-        }  # fmt: skip
+        }
         plain = to_plain(tree, arrays)
         return {
             STATE: plain,

@@ -353,9 +353,14 @@ def _checked(
     try:
         rng, masked = np.random.default_rng(seed), preprocessor.mask_width > 0
         torch_backend.check_against(
-            onnx, reference, rng, masked=masked, critic_size=network.critic_size, dtype=preprocessor.dtype,
+            onnx,
+            reference,
+            rng,
+            masked=masked,
+            critic_size=network.critic_size,
+            dtype=preprocessor.dtype,
             brightest=255 if network.scales_bytes else 3,
-        )  # fmt: skip
+        )
     except ConfigError:
         return reference
     return None

@@ -139,9 +139,16 @@ class PolicySet(PolicyView):
             learners.shared.join(policy_id, config, recipe, network, changed)
 
         added = add_to_groups(
-            learners.nets, policy_id, resolved, config, recipe, self._seed, admit, self.free_slots,
+            learners.nets,
+            policy_id,
+            resolved,
+            config,
+            recipe,
+            self._seed,
+            admit,
+            self.free_slots,
             self._config,
-        )  # fmt: skip
+        )
         if recipe is not None and config is not None:
             learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
             learners.copy_shared_layers(policy_id)
@@ -337,19 +344,3 @@ def _policy_of(
         policy.config = SpecConfig(spec.config or {}, configs[policy_id])
     policy.explore = configs[policy_id].explore
     return policy
-
-
-def spec_like(policy_id: str, spec: Any, policy: Any) -> PolicySpec:
-    """Return a spec with spaces and settings of a policy where the given spec has none."""
-    if not hasattr(policy, "connectors_state"):
-        raise ConfigError(
-            f"add_policy: policy={policy!r:.100}, expected one policy with a network; pass get_policy(id) of an "
-            "algorithm, Policy.from_checkpoint(folder)[id], or your own policy_class=..."
-        )
-    given = PolicySpec.of(policy_id, spec)
-    # Of its config the items that its own spec gave, without what the settings of its algorithm add.
-    taken = {
-        "observation_space": policy.observation_space, "action_space": policy.action_space,
-        "config": dict(policy.config),
-    }  # fmt: skip
-    return replace(given, **{name: own for name, own in taken.items() if getattr(given, name) is None})

@@ -24,7 +24,12 @@ class ServedPolicies:
 
     def __call__(self, ioctx: InputContext) -> PolicyServerInput:
         return PolicyServerInput(
-            ioctx, self.address, self.port, transport=self.transport, token=self.token, idle_timeout=None
+            ioctx,
+            self.address,
+            self.port,
+            transport=self.transport,
+            token=self.token,
+            idle_timeout=None,
         )
 
 

@@ -349,7 +349,12 @@ class ActionRequestHandler:
     """
 
     def __init__(
-        self, broker: EpisodeBroker, ioctx: InputContext, limits: Limits, decided: Decided, refused: Refused
+        self,
+        broker: EpisodeBroker,
+        ioctx: InputContext,
+        limits: Limits,
+        decided: Decided,
+        refused: Refused,
     ) -> None:
         self._broker = broker
         self._ioctx = ioctx

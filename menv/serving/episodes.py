@@ -483,7 +483,8 @@ class EpisodeIngest:
             raise BadMessageError(ErrorCode.WRONG_TYPE, f"{where}: expected an episode of {kind}")
         if multi and episode.id is None:
             raise BadMessageError(
-                ErrorCode.MALFORMED, f"{where}: no field 'id', expected one for an episode of several agents"
+                ErrorCode.MALFORMED,
+                f"{where}: no field 'id', expected one for an episode of several agents",
             )
         self._check_num_agents(episode.unclaimed or (), where)
         self._check_num_agents(episode.agents or (), where)

@@ -28,7 +28,13 @@ from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serialization import space_to_json
-from menv.serving.action_requests import MAX_DEFERRED, ActionRequestHandler, ClientState, Decision, Responder
+from menv.serving.action_requests import (
+    MAX_DEFERRED,
+    ActionRequestHandler,
+    ClientState,
+    Decision,
+    Responder,
+)
 from menv.serving.body_parser import BodyParserPool
 from menv.serving.episodes import EpisodeIngest, WireEpisode
 from menv.serving.limits import Limits
@@ -336,7 +342,8 @@ class Session:
         for name in chosen:
             if name not in known:
                 raise BadMessageError(
-                    ErrorCode.UNKNOWN_ID, f"policy_ids: no policy {name[:40]!r}, expected one of {known[:20]}"
+                    ErrorCode.UNKNOWN_ID,
+                    f"policy_ids: no policy {name[:40]!r}, expected one of {known[:20]}",
                 )
         ask = self.state.only_policy is not None and known != [self.state.only_policy]
         common: dict[str, Any] = {"weights_seq_no": number, "ask_policies": ask}

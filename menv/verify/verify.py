@@ -182,11 +182,15 @@ def _part(sampler: Sampler, batch: SampleBatch, first_index: int) -> Part:
     env_indices = chunks.spread("env_id")
     has_time = SampleBatch.ENV_T in batch
     part: Part = {
-        "hash": row_hashes(batch), "life": chunks.spread("life"), "eps_id": chunks.spread("eps_id"),
-        "env_index": env_indices + first_index, "agent": np.repeat(_agents(sampler, batch), chunks.lengths),
-        "t": batch[SampleBatch.T], "env_t": batch[SampleBatch.ENV_T] if has_time else _counted(env_indices),
+        "hash": row_hashes(batch),
+        "life": chunks.spread("life"),
+        "eps_id": chunks.spread("eps_id"),
+        "env_index": env_indices + first_index,
+        "agent": np.repeat(_agents(sampler, batch), chunks.lengths),
+        "t": batch[SampleBatch.T],
+        "env_t": batch[SampleBatch.ENV_T] if has_time else _counted(env_indices),
         "last_obs": batch[SampleBatch.NEXT_OBS],
-    }  # fmt: skip
+    }
     return part | {name: _plain(batch[name]) for name in COMPARED if name in batch}
 
 

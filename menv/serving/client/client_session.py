@@ -63,9 +63,12 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _PING = encode(Ping(), WireFormat.MSGPACK)
 _ANSWERS: dict[type[Any], type[Any]] = {
-    StartEpisode: EpisodeStarted, GetAction: Action, GetPolicies: Policies, GetState: SetState,
+    StartEpisode: EpisodeStarted,
+    GetAction: Action,
+    GetPolicies: Policies,
+    GetState: SetState,
     EpisodesAndGetState: SetState,
-}  # fmt: skip
+}
 _MAX_QUOTED = 1000
 _TEMPORARY = (ErrorCode.STOPPING, ErrorCode.TOO_MANY)
 """Refusals of a greeting that are temporary: the server is stopping or full."""

@@ -164,9 +164,12 @@ class LocalTrajectory:
             return None
         self.evaluate()
         chunk: dict[str, Any] = {
-            "obs": self._column(self._obs[: steps + 1]), "rewards": np.array(self._rewards, np.float64),
-            "t": self.t, "is_terminated": self.terminated, "is_truncated": self.truncated,
-        }  # fmt: skip
+            "obs": self._column(self._obs[: steps + 1]),
+            "rewards": np.array(self._rewards, np.float64),
+            "t": self.t,
+            "is_terminated": self.terminated,
+            "is_truncated": self.truncated,
+        }
         if with_env_t:
             chunk["env_t"] = np.array(self._env_ts[: steps + 1], np.int32)
         if steps:
