@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import not_
 from typing import Any, ClassVar
 
 import numpy as np
@@ -82,8 +83,7 @@ class TicTacToe(BoardGame):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
         """Empty the board; player1 is asked first."""
-        self._board = [0] * 9
-        self._stone = 1
+        self._board, self._stone = [0] * 9, 1
         self.agents = list(PLAYERS)
         return {"player1": self._observe(0)}, {}
 
@@ -114,8 +114,8 @@ class TicTacToe(BoardGame):
         return picture_of(self._board) if self.render_mode == "rgb_array" else text_of(self._board)
 
     def _observe(self, player: int) -> AgentDict:
-        allowed = np.logical_not(self._board) if self.agents else np.zeros(9)
-        return {"observations": planes_of(self._board, player + 1), "action_mask": allowed.astype(np.int8)}
+        allowed = [*map(not_, self._board)] if self.agents else [False] * 9
+        return {"observations": planes_of(self._board, player + 1), "action_mask": np.array(allowed, np.int8)}
 
 
 def text_of(board: Sequence[int]) -> str:
