@@ -301,7 +301,7 @@ def test_a_path_that_leads_to_no_folder_says_where_it_was_looked_for(
         for path, why in (
             (
                 "runs/a",
-                f"there is no folder runs/a in {where}, expected a folder that save or .* check the path",
+                f"there is no folder runs/a in {where}, expected a folder that menv train, save or .* check the path",
             ),
             (tmp_path / "gone", f"there is no folder {where}/gone, expected"),
             ("run.zip", r"run\.zip is a file, expected a folder that .* unpack archives"),
