@@ -108,32 +108,43 @@ def _named(agents: Iterable[AgentId]) -> str:
     return ", ".join(sorted(map(repr, agents))[:8]) or "nobody"
 
 
-class TakenActions(dict[str, deque[Mapping[Any, Any]]]):
-    """The actions of open episodes, for crash capsules; of an episode with `MOST` steps they are unknown."""
+_BEGIN, _END = object(), object()
+
+
+class TakenActions:
+    """The latest actions of all episodes, for crash capsules, which hold all actions of an episode or none.
+
+    Attributes:
+        add: Adds an episode id and an action, by agent if there are several.
+    """
 
     MOST = 1 << 16
-    _latest = ""
+
+    def __init__(self, multi_agent: bool = True) -> None:
+        self._multi_agent = multi_agent
+        self._taken: deque[tuple[str, Any]] = deque(maxlen=self.MOST)
+        # Once for each action: a method would take three times as long.
+        self.add = self._taken.append
 
     def begin(self, episode_id: str) -> str:
         """Return the id, once the episode is known."""
-        self[episode_id], self._latest = deque(maxlen=self.MOST), episode_id
+        self.add((episode_id, _BEGIN))
         return episode_id
 
-    def add(self, episode_id: str, actions: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return the actions, once they are added; the first ones of a resumed episode are unknown."""
-        self._latest = episode_id
-        if episode_id in self:
-            self[episode_id].append(actions)
-        return actions
+    def end(self, episode_id: str) -> None:
+        """Forget an episode."""
+        self.add((episode_id, _END))
 
     def record(self, error: BaseException) -> dict[str, Any]:
         """Describe an error in the environment of the episode that began or acted last."""
-        steps, by_agent = self.get(self._latest), dict[AgentId, list[Any]]()
-        for step in steps or ():
-            for agent, action in step.items():
+        taken, by_agent = [*self._taken], dict[AgentId, list[Any]]()
+        latest = taken[-1][0] if taken else ""
+        steps = [action for episode_id, action in taken if episode_id == latest]
+        known = steps != [] and steps[0] is _BEGIN and steps[-1] is not _END
+        for step in steps[1:] if known else ():
+            for agent, action in step.items() if self._multi_agent else ((SINGLE_AGENT, step),):
                 by_agent.setdefault(agent, []).append(action)
-        known = steps is not None and len(steps) < self.MOST
-        fault = EnvFault.of(self._latest, 0, "step" if by_agent else "reset", error)
+        fault = EnvFault.of(latest, 0, "step" if by_agent else "reset", error)
         found = [[agent, _as_array(own)] for agent, own in by_agent.items()]
         return {**fault.described(), "actions": found if known else None}
 
@@ -217,7 +228,9 @@ class _External(abc.ABC):
         arrived.acquire()
         if isinstance(box[0], BaseException):
             raise box[0]
-        return self._taken.add(episode_id, box[0])
+        self._taken.add((episode_id, box[0]))
+        actions: Mapping[AgentId, Any] = box[0]
+        return actions
 
 
 class ExternalEnv(_External):
@@ -248,7 +261,7 @@ class ExternalEnv(_External):
         """
         actions: dict[AgentId, Any] = {SINGLE_AGENT: _copied(action)}
         self.broker.log_action(episode_id, {SINGLE_AGENT: _copied(observation)}, actions)
-        self._taken.add(episode_id, actions)
+        self._taken.add((episode_id, actions))
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Log a reward for the last action; rewards add up until the next observation.
@@ -279,7 +292,7 @@ class ExternalEnv(_External):
             ContractError: `truncated` is neither True nor False.
         """
         self.broker.end(episode_id, {SINGLE_AGENT: _copied(observation)}, truncated=truncation(truncated))
-        self._taken.pop(episode_id, None)
+        self._taken.end(episode_id)
 
 
 class ExternalMultiAgentEnv(_External):
@@ -320,7 +333,7 @@ class ExternalMultiAgentEnv(_External):
         chosen = keyed_by_agent("log_action", "action_dict", action_dict)
         actions = _copied_by_agent(chosen)
         self.broker.log_action(episode_id, _copied_by_agent(observed), actions)
-        self._taken.add(episode_id, actions)
+        self._taken.add((episode_id, actions))
 
     def log_returns(
         self,
@@ -358,7 +371,7 @@ class ExternalMultiAgentEnv(_External):
         """End an episode with the last observations of its agents, as `ExternalEnv.end_episode` does."""
         observed = keyed_by_agent("end_episode", "observation_dict", observation_dict)
         self.broker.end(episode_id, _copied_by_agent(observed), truncated=truncation(truncated))
-        self._taken.pop(episode_id, None)
+        self._taken.end(episode_id)
 
 
 def _as_array(elements: list[Any]) -> Any:

@@ -368,19 +368,22 @@ def test_a_client_writes_capsules_of_environments_only(tmp_path: Path) -> None:
 
 
 def test_a_client_forgets_the_actions_of_a_long_episode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TakenActions, "MOST", 3)
+    monkeypatch.setattr(TakenActions, "MOST", 12)
     taken = TakenActions()
     taken.begin("short")
     taken.begin("long")
     for action in range(9):
-        taken.add("long", {"a": action})
-    assert len(taken["long"]) == 3
-    assert taken.record(ValueError())["actions"] is None
-    taken.add("short", {"a": 1, "b": 2})
+        taken.add(("long", {"a": action}))
+    assert taken.record(ValueError())["actions"] == [["a", [*range(9)]]]
+    taken.add(("short", {"a": 1, "b": 2}))
     assert taken.record(ValueError())["actions"] == [["a", [1]], ["b", [2]]]
+    taken.end("short")
+    assert taken.record(ValueError())["actions"] is None
+    taken.add(("long", {"a": 9}))
+    assert taken.record(ValueError())["actions"] is None
     taken.begin("of numpy")
     for own in (np.zeros(2), np.ones(2)):
-        taken.add("of numpy", {"a": own, "b": np.int64(3), "c": own[: int(own[0])]})
+        taken.add(("of numpy", {"a": own, "b": np.int64(3), "c": own[: int(own[0])]}))
     by_agent = dict(taken.record(ValueError())["actions"])
     assert (by_agent["a"].tolist(), by_agent["b"].tolist()) == ([[0, 0], [1, 1]], [3, 3])
     assert [one.shape for one in by_agent["c"]] == [(0,), (1,)]

@@ -352,7 +352,6 @@ class PolicyClient:
         self._is_closed = False
         self._sessions: list[tuple[threading.Thread, ClientSession]] = []
         self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}
-        self._taken = TakenActions()
         self._per_thread = threading.local()
         self._first = self._per_thread.session = self._new_session(session)
         try:
@@ -361,6 +360,7 @@ class PolicyClient:
             self._disconnect()
             raise
         self._multi_agent = bool(self._first.config.multi_agent)
+        self._taken = TakenActions(self._multi_agent)
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._actor: LocalActor | None = None
         if inference_mode == "local":
@@ -450,7 +450,7 @@ class PolicyClient:
             ContractError: With local inference: the observation does not have the type or shape of its space.
         """
         action = self._episode("get_action", episode_id).act(observation)
-        self._taken.add(episode_id, action if self._multi_agent else {SINGLE_AGENT: action})
+        self._taken.add((episode_id, action))
         return action
 
     def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
@@ -463,8 +463,7 @@ class PolicyClient:
             EpisodeError: There is no such episode, or the server has discarded it.
         """
         self._episode("log_action", episode_id).log(observation, action)
-        action = own_copy(action)
-        self._taken.add(episode_id, action if self._multi_agent else {SINGLE_AGENT: action})
+        self._taken.add((episode_id, own_copy(action)))
 
     def log_returns(
         self,
@@ -573,7 +572,7 @@ class PolicyClient:
     def _forget(self, episode_id: str) -> None:
         with self._lock:
             self._episodes.pop(episode_id, None)
-            self._taken.pop(episode_id, None)
+            self._taken.end(episode_id)
             self._ended[episode_id] = None
             if len(self._ended) > _MAX_ENDED_IDS:
                 self._ended.popitem(last=False)
