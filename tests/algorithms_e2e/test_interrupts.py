@@ -92,7 +92,7 @@ def _count_down(what: str) -> None:
 @pytest.fixture(autouse=True)
 def calm() -> Iterator[None]:
     yield
-    Counted.due = -1
+    Counted.due, Counted.what, Counted.error = -1, "step", KeyboardInterrupt
 
 
 def in_step(_: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
