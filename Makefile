@@ -45,20 +45,20 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(FOR_DEMO))  ## train TicTacTo
 
 test: setup  ## run the tests, without the slow ones; with ARGS="tests/test_registry.py -x" those, in one process
 ifeq ($(strip $(ARGS)),)
-	$(PYTEST) -rs -n $(JOBS) --dist loadfile --no-loadscope-reorder --ignore=tests/house -m "not slow and not soak and not gpu and not alone"
+	$(PYTEST) -rs -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --ignore=tests/house -m "not slow and not soak and not gpu and not alone"
 	$(PYTEST) -rs -m "alone and not slow and not soak and not gpu" $(ALONE)
 else
 	$(PYTEST) -rs $(ARGS)
 endif
 
 test-slow: setup  ## run the slow tests only: learning curves, long enumerations, and the like of what `make test` runs
-	$(PYTEST) -rs -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not alone" $(ARGS)
+	$(PYTEST) -rs -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "slow and not alone" $(ARGS)
 
 test-timed: setup  ## run the slow tests that measure time, one by one, on a machine that does nothing else
 	$(PYTEST) -rs -m "slow and alone" $(ALONE)
 
 test-soak: setup  ## run the tests that repeat a fault many times, such as processes killed while they save
-	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -m soak $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -o faulthandler_timeout=0 -m soak $(ARGS)
 
 test-gpu: setup  ## run the tests that need a GPU, each against the CPU; without one they are skipped
 	$(PYTEST) -rs -m gpu tests/algorithms_e2e/test_devices.py $(ARGS)

@@ -44,11 +44,10 @@ CONFIG: dict[str, Any] = {
     "train_batch_size": 512,
     "sgd_minibatch_size": 128,
     "num_sgd_iter": 3,
-    "lr": 1e-3,
-    "gamma": 0.97,
+    "lr": 5e-4,
     "vf_loss_coeff": 0.1,
     "grad_clip": 10.0,
-    "entropy_coeff": 0.003,
+    "entropy_coeff": 0.01,
     "model": {"conv_filters": [[16, 4, 4], [32, 3, [2, 1]], [32, 3, 1]]},
 }
 
