@@ -52,10 +52,10 @@ else
 endif
 
 test-slow: setup  ## run the slow tests only: learning curves, long enumerations, and the like of what `make test` runs
-	$(PYTEST) -rs -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "slow and not alone" $(ARGS)
+	$(PYTEST) -rs -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "slow and not alone and not soak and not gpu" $(ARGS)
 
 test-timed: setup  ## run the slow tests that measure time, one by one, on a machine that does nothing else
-	$(PYTEST) -rs -m "slow and alone" $(ALONE)
+	$(PYTEST) -rs -m "slow and alone and not soak" $(ALONE)
 
 test-soak: setup  ## run the tests that repeat a fault many times, such as processes killed while they save
 	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -o faulthandler_timeout=0 -m soak $(ARGS)

@@ -73,9 +73,12 @@ def _open(command: list[str], folder: Path) -> Iterator[None]:
     arguments = ["-m", "menv.cli", *command[1:]] if command[0] == "menv" else command[1:]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment) as terminal:
-        yield
-        terminal.send_signal(signal.SIGINT)
-        assert terminal.wait(60) in (0, 130)
+        try:
+            yield
+            terminal.send_signal(signal.SIGINT)
+            assert terminal.wait(60) in (0, 130)
+        finally:
+            terminal.kill()
 
 
 def _run(command: list[str], folder: Path) -> list[str]:

@@ -138,7 +138,7 @@ def no_room(
         found().get(key, 0.0) for found in (_cluster.cluster_resources, _cluster.available_resources)
     )
     # Ray gives an actor its CPUs before it starts a process for it, so those that are not free may be its own.
-    starting = free >= cpus or (total - own - held >= cpus and total - own - free - held <= asked)
+    starting = free >= cpus or cpus <= round(total - own - free - held, 4) <= asked
     largest = max((_cpus(node["Resources"]) for node in _cluster.nodes() if node["Alive"]), default=0.0)
     if bundles:
         most = 0.0
