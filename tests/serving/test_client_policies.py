@@ -398,12 +398,15 @@ def test_connectors_that_remember_lives_may_come_and_go_in_the_middle_of_one() -
 def test_agents_that_come_and_go_have_frames_of_their_own(trains: bool) -> None:
     env = RandomMultiAgentEnv(TEAMS["env_config"])
     settings = {**TEAMS, **(FRAMES if trains else STACKED), "num_sgd_iter": 1}
+    moves = {"red": 0, "blue": 0}
     with playing("local", settings, trains=trains) as (course, client):
         for seed in range(4):
             obs, _ = env.reset(seed=seed)
             name, over = client.start_episode(), False
             while not over:
                 actions = client.get_action(name, obs)
+                for agent in actions:
+                    moves[agent.partition("_")[0]] += 1
                 obs, rewards, terminateds, truncateds, _ = env.step(actions)
                 over = terminateds.pop("__all__") or truncateds.pop("__all__")
                 client.log_returns(
@@ -416,9 +419,10 @@ def test_agents_that_come_and_go_have_frames_of_their_own(trains: bool) -> None:
         if trains:
             assert eventually(lambda: course.algo.iteration > 1)
         else:
-            for policy in ("red", "blue"):
+            assert min(moves.values()) > 5
+            assert eventually(lambda: {name: len(course.column("obs", name)) for name in moves} == moves)
+            for policy in moves:
                 told, found = told_and_found(course, policy)
-                assert len(told) > 5
                 assert np.allclose(told, found, atol=1e-5)
 
 
