@@ -31,9 +31,9 @@ def foraging(task: str, context: EnvContext, **kwargs: Any) -> MultiAgentEnv:
     return made
 
 
-def team(task: str, context: EnvContext) -> MultiAgentEnv:
-    """Return a task of level-based foraging whose agents are one group."""
-    env = foraging(task, context)
+def team(name: str, context: EnvContext, **kwargs: Any) -> MultiAgentEnv:
+    """Return an environment whose agents are one group; `kwargs` are arguments of its class."""
+    env: MultiAgentEnv = make_env(name, EnvContext(kwargs))
     return env.with_agent_groups({"team": env.possible_agents})
 
 
@@ -88,7 +88,10 @@ def unbounded(name: str, context: EnvContext) -> gym.Env[Any, Any]:
 
 lunar_lander, bipedal_walker = (partial(unbounded, name) for name in ("LunarLander-v3", "BipedalWalker-v3"))
 foraging_15x15_3p_5f = partial(foraging, "15x15-3p-4f", max_num_food=5)
-foraging_8x8_2p_2f_coop_team = partial(team, "8x8-2p-2f-coop")
+foraging_8x8_2p_2f_coop_team = partial(
+    team, "lbforaging:Foraging-8x8-2p-2f-coop-v3", disable_env_checker=True
+)
+simple_spread_team = partial(team, "pettingzoo:mpe/simple_spread_v3")
 balance, navigation = (partial(worlds, scenario) for scenario in ("balance", "navigation"))
 leduc_against_random = partial(AgainstRandom, "openspiel:leduc_poker")
 connect_four_against_random = partial(AgainstRandom, "connect_four")
