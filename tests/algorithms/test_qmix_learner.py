@@ -73,16 +73,16 @@ def test_targets_without_a_mixer_are_each_members_own() -> None:
 
 
 def test_targets_are_mixed_by_the_state_that_follows() -> None:
-    # One hidden unit: weights |1|, |1| and |-2| times a state of 1 or 3, no bias; the last weight is |-1| always.
+    # One hidden unit: weights |1|, |1| and |-2| times the state, no bias; the last weight is |-1| always.
     layout = spec_of(2).layout._replace(state=(2,))
     spec = GroupSpec(18, layout, (), embed_dim=1)
     weights = constant(spec, [1.0, 2.0])
     weights["mixer.hidden_weight.weight"][:] = [[1.0, 1.0, -2.0]]
     weights["mixer.out_weight.bias"][:] = -1.0
     rows = next_rows(spec, [1.0, 2.0], [0.5, 0.5])
-    rows["next_obs"][:, 2] = torch.tensor([1.0, 3.0])
-    # (1 + 1 + 2) * 2 = 8, and three times that.
-    np.testing.assert_allclose(learner(spec, weights).targets(rows).numpy(), [5.0, 14.0], rtol=1e-6)
+    rows["next_obs"][:, 2] = torch.tensor([0.75, 4.0 / 3.0])
+    # The states are 0.75 / 1.25 = 0.6 and (4 / 3) / (5 / 3) = 0.8; (1 + 1 + 2) * 2 = 8 times each of them is discounted.
+    np.testing.assert_allclose(learner(spec, weights).targets(rows).numpy(), [3.4, 5.2], rtol=1e-6)
 
 
 @pytest.mark.parametrize("double_q", [False, True])
@@ -242,23 +242,35 @@ def test_a_member_can_count_for_more_or_less_depending_on_the_state() -> None:
 
 
 def test_mixing_is_what_was_worked_out_by_hand() -> None:
-    # One hidden unit, one number of state, two members. The state is 2: the hidden weights are |-1 * 2| and
-    # |3 * 2|, its bias 2, the last weight |0.5 * 2 - 2| = 1, the last bias relu(2) * 4.
+    # Two equal hidden units, one number of state, two members. The state is 0.75, divided by sqrt(1 + 0.75 ** 2) 0.6:
+    # the hidden weights are |-5 * 0.6| and |10 * 0.6|, the bias 3, the last weight |5 * 0.6 - 4| = 1, the last bias
+    # relu(3) * 4.
     layout = spec_of(2, 2).layout._replace(state=(2,))
-    spec = GroupSpec(12, layout, (), embed_dim=1)
+    spec = GroupSpec(12, layout, (), embed_dim=2)
     weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
-    weights["mixer.hidden_weight.weight"][:] = [[-1.0, 3.0]]
-    weights["mixer.hidden_bias.weight"][:] = 1.0
-    weights["mixer.out_weight.weight"][:] = 0.5
-    weights["mixer.out_weight.bias"][:] = -2.0
-    weights["mixer.out_bias.0.weight"][:] = 1.0
+    weights["mixer.hidden_weight.weight"][:] = [[-5.0, -5.0, 10.0, 10.0]]
+    weights["mixer.hidden_bias.weight"][:] = 5.0
+    weights["mixer.out_weight.weight"][:] = 5.0
+    weights["mixer.out_weight.bias"][:] = -4.0
+    weights["mixer.out_bias.0.weight"][:] = [[5.0, 0.0]]
     weights["mixer.out_bias.1.weight"][:] = 4.0
     network = spec.torch_network({name: torch.from_numpy(value) for name, value in weights.items()})
     obs = torch.zeros(2, 12)
-    obs[:, 2] = 2.0
-    # 2 * 1 + 6 * 2 + 2 = 16; and 2 * -4 + 6 * 0 + 2 = -6, of which the exponential unit makes exp(-6) - 1.
-    found = network.mixed(torch.tensor([[1.0, 2.0], [-4.0, 0.0]]), obs)
-    np.testing.assert_allclose(found.numpy(), [24.0, 8.0 + np.expm1(-6.0)], rtol=1e-6)
+    obs[:, 2] = 0.75
+    # 3 * 1 + 6 * 2 + 3 = 18; and 3 * -3 + 6 * 0 + 3 = -6, of which the exponential unit makes exp(-6) - 1.
+    found = network.mixed(torch.tensor([[1.0, 2.0], [-3.0, 0.0]]), obs)
+    np.testing.assert_allclose(found.numpy(), [30.0, 12.0 + np.expm1(-6.0)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("width", [4, 64])
+def test_how_much_a_member_counts_does_not_grow_with_the_state_or_the_hidden_layer(width: int) -> None:
+    spec = spec_of(embed_dim=width)
+    worth = torch.ones(200, MEMBERS, requires_grad=True)
+    params = {name: torch.from_numpy(value) for name, value in spec.first_weights(0).items()}
+    for size in (1.0, 100.0):
+        mixed = spec.torch_network(params).mixed(worth, size * observations(spec, 200))
+        (slope,) = torch.autograd.grad(mixed.sum(), worth)
+        assert 0.05 < float(slope.mean()) < 1.0
 
 
 def test_vdn_adds_up_and_no_mixer_leaves_each_to_itself() -> None:

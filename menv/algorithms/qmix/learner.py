@@ -42,11 +42,9 @@ class QMIXLearner(DQNLearner):
         online_next = self._network.by_member(next_obs, allowed) if self._settings.double_q else None
         values = self._target.mixed(best_value(target_next, online_next), next_obs)
         returns, discounts = rows["returns"], rows["discounts"]
-        return (
-            returns + discounts * values
-            if values.ndim == 1
-            else returns[:, None] + discounts[:, None] * values
-        )
+        if values.ndim > 1:
+            returns, discounts = returns[:, None], discounts[:, None]
+        return returns + discounts * values
 
 
 class TorchGroup:
@@ -85,16 +83,21 @@ class TorchGroup:
         return self.dist_inputs(obs, mask), self.values(obs)
 
     def mixed(self, q_values: Tensor, obs: Tensor) -> Tensor:
-        """Return the group's Q-values [N] from one Q-value of each member [N, C], unchanged without a mixer."""
+        """Return the group's Q-values [N] from one Q-value of each member [N, C], unchanged without a mixer.
+
+        Unlike in Rashid et al. 2018, the state is divided by sqrt(1 + its mean square), and hidden units are averaged:
+        the first Q-values are of the size of the returns, whatever the observations and the width, and do not diverge.
+        """
         if self._mixer is None:
             return q_values
         if self._mixer == "vdn":
             return q_values.sum(-1)
         state = obs.index_select(1, self._state)
+        state = state / (1.0 + state.square().mean(-1, keepdim=True)).sqrt()
         weight, bias, out_weight, out_bias = (_affine(layer, state) for layer in self._layers[:4])
         weight = weight.abs().reshape(-1, self._members, self._embed_dim)
         hidden = elu(torch.bmm(q_values[:, None], weight)[:, 0] + bias)
-        return (hidden * out_weight.abs()).sum(-1) + _affine(self._layers[4], out_bias.relu())[:, 0]
+        return (hidden * out_weight.abs()).mean(-1) + _affine(self._layers[4], out_bias.relu())[:, 0]
 
 
 def _affine(layer: tuple[Tensor, Tensor], x: Tensor) -> Tensor:

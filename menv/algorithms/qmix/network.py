@@ -98,15 +98,10 @@ def _columns(leaves: list[Leaf], place: int, *, state: bool) -> tuple[int, ...]:
 
 Mixer: TypeAlias = Literal["qmix", "vdn"] | None
 
-
-_GAIN = 1.0
-
 _POWERS = (-1, 0, 1, 0, 1)
-
 """Of `mixing_layers`: Q-values are divided by the unit in the hidden layer, and the result is multiplied by it."""
 
 _UNSIGNED = ("mixer.hidden_weight", "mixer.out_weight")
-
 """Layers whose outputs are used as weights without their signs."""
 
 
@@ -161,11 +156,11 @@ class GroupSpec(NetworkSpec):
             return ()
         state, width, members = len(self.layout.state), self.embed_dim, len(self.layout.members)
         return (
-            Layer("mixer.hidden_weight", state, members * width, _GAIN),
-            Layer("mixer.hidden_bias", state, width, _GAIN),
-            Layer("mixer.out_weight", state, width, _GAIN),
-            Layer("mixer.out_bias.0", state, width, _GAIN),
-            Layer("mixer.out_bias.1", width, 1, _GAIN),
+            Layer("mixer.hidden_weight", state, members * width, gain=1.0),
+            Layer("mixer.hidden_bias", state, width, gain=1.0),
+            Layer("mixer.out_weight", state, width, gain=1.0),
+            Layer("mixer.out_bias.0", state, width, gain=1.0),
+            Layer("mixer.out_bias.1", width, 1, gain=1.0),
         )
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
