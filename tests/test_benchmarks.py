@@ -11,14 +11,18 @@ from zlib import crc32
 import numpy as np
 import pyspiel
 import pytest
+import torch
+import vmas
 from open_spiel.python.algorithms.expected_game_score import policy_value
 
 from benchmarks import processes, self_play
 from benchmarks.against import Side, compare, measure, report
+from benchmarks.learning import envs
 from benchmarks.peers.page import PAGE, RESULTS, render
 from benchmarks.report import as_json, line
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
 from benchmarks.workloads import ROWS
+from menv.env_context import EnvContext
 from tests.warm_python import run_warm
 
 
@@ -235,3 +239,47 @@ def test_menv_solves_cartpole_under_the_rule_of_all_libraries() -> None:
     assert versions["versions"].keys() >= {"torch", "gymnasium"}
     assert sampled["env_steps"] > 0
     assert learned["solved"]
+
+
+def test_a_world_of_a_team_that_is_reset_shows_its_own_first_observation() -> None:
+    env = envs.balance_team(EnvContext({}))
+    env.vector_reset(seeds=[0] * env.num_envs)
+    env.action_space.seed(0)
+    ended: list[int] = []
+    while not ended:
+        obs, _, terminateds, _, _ = env.vector_step([env.action_space.sample() for _ in range(env.num_envs)])
+        assert all(env.observation_space.contains(row) for row in obs)
+        ended = [world for world, end in enumerate(terminateds) if end and world]
+    first, _ = env.reset_at(ended[0])
+    (shown,) = env.env.get_from_scenario(
+        get_observations=True, get_rewards=False, get_infos=False, get_dones=False
+    )
+    for member, column in zip(first, shown, strict=True):
+        np.testing.assert_array_equal(member, column[ended[0]].numpy())
+        assert not np.array_equal(member, column[0].numpy())
+
+
+def test_a_team_of_worlds_earns_what_its_agents_earn_together() -> None:
+    env, bare = envs.navigation_team(EnvContext({})), vmas.make_env("navigation", **envs.WORLDS)
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(env.num_envs)]
+    env.vector_reset(seeds=[3] * env.num_envs)
+    obs, earned, *_ = env.vector_step(actions)
+    bare.reset(seed=3)
+    columns, rewards, *_ = bare.step([torch.tensor(moves)[:, None] for moves in zip(*actions, strict=True)])
+    np.testing.assert_allclose(earned, sum(rewards).numpy(), rtol=1e-5)
+    np.testing.assert_array_equal(obs[7][2], columns[2][7].numpy())
+
+
+def test_a_team_of_unlike_agents_has_padded_observations_and_masks() -> None:
+    env = envs.simple_speaker_listener_team(EnvContext({}))
+    obs, _ = env.reset(seed=0)
+    speaker, listener = obs["team"]
+    # The speaker sees three numbers and has three words, the listener sees eleven and moves in five ways.
+    assert speaker["observation"].shape == listener["observation"].shape == (11,)
+    assert not speaker["observation"][3:].any()
+    assert listener["observation"][3:].any()
+    assert speaker["action_mask"].tolist() == [True, True, True, False, False]
+    assert listener["action_mask"].tolist() == [True] * 5
+    assert env.get_observation_space("team").contains(obs["team"])
+    assert env.step({"team": (2, 4)})[1]["team"] < 0
