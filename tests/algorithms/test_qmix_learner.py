@@ -81,7 +81,7 @@ def test_targets_are_mixed_by_the_state_that_follows() -> None:
     weights["mixer.out_weight.bias"][:] = -1.0
     rows = next_rows(spec, [1.0, 2.0], [0.5, 0.5])
     rows["next_obs"][:, 2] = torch.tensor([0.75, 4.0 / 3.0])
-    # The states are 0.75 / 1.25 = 0.6 and (4 / 3) / (5 / 3) = 0.8; (1 + 1 + 2) * 2 = 8 times each of them is discounted.
+    # The states are 0.75 / 1.25 = 0.6 and (4 / 3) / (5 / 3) = 0.8, times (1 + 1 + 2) * 2 = 8.
     np.testing.assert_allclose(learner(spec, weights).targets(rows).numpy(), [3.4, 5.2], rtol=1e-6)
 
 
