@@ -150,8 +150,8 @@ def test_a_process_for_which_there_are_no_files_is_named(free: int) -> None:
     engine, there = ProcessEngine(), open_files()
     with files_left(free), pytest.raises(NoRoomError, match=r"worker 1: .*Too many open files.*ulimit -n"):
         started(engine)
-    # Nothing is left open, and there is room again.
-    assert open_files() == there
+    # Nothing is left open, and there is room again. A file of an earlier test may have been closed in the meantime.
+    assert set(open_files()) <= set(there)
     assert asked(started(engine), Counter.echo, 1) == 1
     engine.stop()
 
