@@ -29,6 +29,7 @@ _WEIGHTS = "get_weights() and set_weights() are its weights, export_checkpoint(f
 _TABLE: dict[str, dict[str, str]] = {
     "import": {
         "A2C A3C APPO DDPG ES IMPALA Impala MADDPG PG R2D2 SAC SACConfig SimpleQ TD3 APPOConfig IMPALAConfig "
+        "a2c a3c appo ddpg es impala maddpg pg r2d2 sac simple_q td3 "
         "get_trainable_cls": "menv.algorithms has PPO, DQN and QMIX",
         "AlgorithmConfig": "each algorithm has its own, such as menv.algorithms.PPOConfig",
         "DQNTrainer": "write from menv.algorithms import DQN",
@@ -138,7 +139,7 @@ _TABLE: dict[str, dict[str, str]] = {
         'line; write exploration_config={"final_epsilon": ..., "epsilon_timesteps": ...}',
         "exploration_config": "PPO draws from its policy; leave it out, or set explore",
         "hiddens policy_kwargs": 'write model={"fcnet_hiddens": [...]}',
-        "horizon soft_horizon": "end episodes in the environment, with gymnasium.wrappers.TimeLimit for instance",
+        "horizon soft_horizon": "wrap the environment in menv.wrappers.TimeLimit",
         "is_atari dim grayscale": "wrap the environment in gymnasium.wrappers.AtariPreprocessing",
         "logger_config logger_creator": "set callbacks=TensorBoardCallbacks",
         "lr_schedule": "only PPO has one; set lr",
@@ -245,6 +246,13 @@ class Result(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         advice = hint("result", key)
         raise KeyError(f"{key}: {advice}" if advice else key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, or `default`; a key of RLlib's warns and says which key to read."""
+        # Results without an evaluation are menv's own.
+        if key not in self and key != "evaluation" and (advice := hint("result", key)) is not None:
+            warnings.warn(f"result.get({key!r}): results have no such key; {advice}", stacklevel=2)
+        return super().get(key, default)
 
     def __repr__(self) -> str:
         own = self.get("evaluation", {}) if len(self) == 1 else self

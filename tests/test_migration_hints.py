@@ -10,6 +10,7 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -174,3 +175,73 @@ def test_an_unknown_argument_of_an_algorithm_says_where_settings_go() -> None:
         PPO(env="CartPole-v1", lr=0.1)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="legacy_callbacks_dict is given"):
         DefaultCallbacks({"on_episode_end": print})
+
+
+def test_getting_a_key_of_the_new_api_from_a_result_warns_and_gives_the_default() -> None:
+    result = menv.migration_hints.Result(episode_reward_mean=2.5)
+    with pytest.warns(
+        UserWarning, match="'env_runners'.*episode_reward_mean and policy_reward_mean are keys"
+    ):
+        assert result.get("env_runners", {}) == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert result.get("episode_reward_mean") == 2.5
+        # An iteration without an evaluation, and a key that no library has.
+        assert result.get("evaluation") is None
+        assert result.get("hits", 3) == 3
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from menv.algorithms.ppo import PPO, PPOConfig",
+        "from menv.algorithms.dqn import DQN, DQNConfig",
+        "from menv.algorithms.qmix import QMIX, QMIXConfig",
+        "from menv.algorithms.callbacks import DefaultCallbacks, make_multi_callbacks",
+        "from menv.tune import register_env",
+    ],
+)
+def test_imports_at_the_paths_of_rllib_work(statement: str) -> None:
+    exec(statement, {})
+
+
+@pytest.mark.parametrize(
+    ("statement", "advice"),
+    [
+        ("from menv.algorithms.ppo import PPOTrainer", "write from menv.algorithms import PPO$"),
+        ("from menv.algorithms import ppo; ppo.PPOTrainer", "write from menv.algorithms import PPO$"),
+        ("from menv.algorithms.dqn import DQNTrainer", "write from menv.algorithms import DQN$"),
+        ("from menv.algorithms import pg", "menv.algorithms has PPO, DQN and QMIX$"),
+    ],
+)
+def test_imports_of_what_is_not_there_say_what_to_write(statement: str, advice: str) -> None:
+    with pytest.raises((ImportError, AttributeError), match=advice):
+        exec(statement, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("num_env_runners", "num_workers"),
+        ("minibatch_size", "sgd_minibatch_size"),
+        ("lambda", "lambda_"),
+        ("lr", "lr"),
+    ],
+)
+def test_assigning_to_a_setting_names_a_replacement_that_works(name: str, here: str) -> None:
+    config = PPOConfig()
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match=rf"call dataclasses.replace\(config, {here}=...\)"
+    ):
+        setattr(config, name, 1)
+    changes: dict[str, Any] = {here: 1}
+    assert getattr(dataclasses.replace(config, **changes), here) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("horizon", "menv.wrappers.TimeLimit"), ("policies", "multiagent="), ("framework", "leave it out")],
+)
+def test_assigning_to_a_setting_that_is_not_there_says_what_to_do(name: str, advice: str) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError, match=advice):
+        setattr(PPOConfig(), name, 1)

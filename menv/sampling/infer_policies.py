@@ -6,6 +6,7 @@ are reported then.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -88,11 +89,23 @@ class AgentSpaces:
             return given
         declared = self._declared(agent)
         if declared is None:
+            cause = self._raised()
+            raised = f" ({type(cause).__name__}: {cause})" if cause else ""
             raise ConfigError(
-                f"agent {agent!r}: the environment declares no {self._kind} space, expected a gymnasium Space; set "
-                f"{self._kind}_space in its __init__, or give it in the config or with PolicySpec"
-            )
+                f"agent {agent!r}: the environment declares no {self._kind} space{raised}, expected a gymnasium Space; "
+                f"set {self._kind}_space in its __init__, or give it in the config or with PolicySpec"
+            ) from cause
         return declared
+
+    def _raised(self) -> AttributeError | None:
+        """Return what a property of the environment raised, which `getattr` with a default takes for no attribute."""
+        for name in (f"{self._kind}_space", f"{self._kind}_spaces"):
+            try:
+                getattr(self._env, name)
+            except AttributeError as error:
+                if inspect.getattr_static(self._env, name, None) is not None:
+                    return error
+        return None
 
     def _compare(self, where: str, chosen: Space, agent: AgentId) -> None:
         """Refuse a space that contradicts the declared one.

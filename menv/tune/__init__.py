@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.read_config import read_config
 from menv.errors import ConfigError, MissingExtraError
+from menv.registry import register_env
 from menv.workers.registered_envs import known_here
 
 try:
@@ -21,7 +22,7 @@ except ImportError as error:
         f"menv.tune: Ray Tune cannot be imported ({error}), expected it; run: pip install 'menv-rl[tune]'"
     ) from error
 
-__all__ = ["trainable"]
+__all__ = ["register_env", "trainable"]
 
 
 def trainable(algorithm: type[Algorithm], env: Any = None) -> type[tune.Trainable]:

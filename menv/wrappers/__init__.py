@@ -1,4 +1,4 @@
-"""Wrappers: environments of other libraries as environments of menv, agent grouping and recording.
+"""Wrappers: environments of other libraries as environments of menv, agent groups, time limits and recording.
 
 Each name is imported on first use, so that a wrapper's library is needed only where the wrapper is used.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from menv.wrappers.pettingzoo_env import ParallelPettingZooEnv as ParallelPettingZooEnv
     from menv.wrappers.pettingzoo_env import PettingZooEnv as PettingZooEnv
     from menv.wrappers.record_episodes import RecordEpisodes as RecordEpisodes
+    from menv.wrappers.time_limit import TimeLimit as TimeLimit
     from menv.wrappers.vmas_env import VmasEnv as VmasEnv
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

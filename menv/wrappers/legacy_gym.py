@@ -247,10 +247,7 @@ def _listed_agents(env: Any) -> list[Any]:
         listed = getattr(env, name, None)
         if listed:
             return list(listed) if isinstance(listed, list | tuple) else sorted(listed, key=repr)
-    try:
-        return sorted(env.get_agent_ids(), key=repr)
-    except AttributeError:
-        return []
+    return sorted(env.get_agent_ids(), key=repr) if hasattr(env, "get_agent_ids") else []
 
 
 def _space(env: object, name: str) -> gym.Space[Any]:

@@ -235,20 +235,24 @@ class PettingZooBase(MultiAgentEnv):
 
     def _declared(self, kind: str, agent: AgentId) -> gym.Space[Any]:
         """Return the space from the game's method, or else from its dict."""
-        space = None
+        space: Any = None
+        cause: Exception | None = None
         try:
             with warnings.catch_warnings():
                 # PettingZoo's own methods warn of games that have only the dicts, which are valid.
                 warnings.filterwarnings("ignore", "Your environment should override")
                 space = getattr(self.env, f"{kind}_space")(agent)
-        except (AttributeError, KeyError, TypeError, NotImplementedError):
-            space = (getattr(self.env, f"{kind}_spaces", None) or {}).get(agent)
+        except (AttributeError, KeyError, TypeError, NotImplementedError) as error:
+            space, cause = (getattr(self.env, f"{kind}_spaces", None) or {}).get(agent), error
         if isinstance(space, gym.Space):
             return space
-        raise ContractError(
-            f"{type(self).__name__}.get_{kind}_space: {self._game} has no {kind} space for agent {agent!r}, expected "
-            f"one from {kind}_space(agent) or {kind}_spaces; known agents: {_listed(self.possible_agents)}"
+        got = (
+            f"{kind}_space(agent) raised {type(cause).__name__}: {cause}" if cause else f"it is {space!r:.80}"
         )
+        raise ContractError(
+            f"{type(self).__name__}.get_{kind}_space: {self._game} has no {kind} space for agent {agent!r} ({got}), "
+            f"expected one from {kind}_space(agent) or {kind}_spaces; known agents: {_listed(self.possible_agents)}"
+        ) from cause
 
     def _check_answers(self, asked: Iterable[AgentId], answers: AgentDict) -> None:
         where = f"{_WRAPPERS[self.interface]}.step"

@@ -15,10 +15,11 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import ALL, AgentId
+from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.serialization import path_given, writing
+from menv.wrappers.multi_agent_wrapper import MultiAgentWrapper
 
 _FPS = 10
 
@@ -92,43 +93,20 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._recorder.close(self.env.close)
 
 
-def _of_env(name: str) -> Any:
-    return property(lambda self: getattr(self.env, name))
-
-
-class RecordedMultiAgent(MultiAgentEnv):
+class RecordedMultiAgent(MultiAgentWrapper):
     """A `MultiAgentEnv` whose episodes are recorded; `RecordEpisodes` creates it."""
-
-    possible_agents = _of_env("possible_agents")
-    agents = _of_env("agents")
-    observation_space = _of_env("observation_space")
-    action_space = _of_env("action_space")
-    observation_spaces = _of_env("observation_spaces")
-    action_spaces = _of_env("action_spaces")
-    metadata = _of_env("metadata")
-    render_mode = _of_env("render_mode")
-    num_agents = _of_env("num_agents")
-    np_random = _of_env("np_random")
-    # The agent ids of classic environments.
-    _agent_ids = _of_env("_agent_ids")
 
     def __init__(
         self, env: MultiAgentEnv, folder: str | PathLike[str], *, every: int = 1, most_pictures: int = 1000
     ) -> None:
-        self.env = env
+        super().__init__(env)
         self._recorder = _EpisodeRecorder(env, folder, every, most_pictures)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
         self._recorder.finish_episode()
-        plain = seed is None and options is None
-        result = self.env.reset() if plain else self.env.reset(seed=seed, options=options)
+        result = super().reset(seed=seed, options=options)
         self._recorder.start_episode()
         return result
 
@@ -140,18 +118,9 @@ class RecordedMultiAgent(MultiAgentEnv):
             self._recorder.finish_episode()
         return result
 
-    def render(self) -> Any:
-        return self.env.render()
-
     def close(self) -> None:
         """Write the running episode and close the environment."""
         self._recorder.close(self.env.close)
-
-    def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
-        return self.env.get_observation_space(agent_id)
-
-    def get_action_space(self, agent_id: AgentId) -> gym.Space[Any]:
-        return self.env.get_action_space(agent_id)
 
 
 class _EpisodeRecorder:
