@@ -500,10 +500,20 @@ def _call_by_name(
     label: str, creator: Callable[..., Any], signature: inspect.Signature, context: EnvContext
 ) -> Any:
     """Pass the context; or the settings by keyword, if the first parameter is named like one of them."""
-    name = next(iter(signature.parameters))
-    if name in context and not _FOR_CONTEXTS.search(name.lower()):
+    first = next(iter(signature.parameters.values()))
+    if _FOR_CONTEXTS.search(first.name.lower()):
+        return creator(context)
+    if first.name in context or _is_setting_of_class(creator, first):
         return _call_by_keyword(label, creator, signature, context)
     return creator(context)
+
+
+def _is_setting_of_class(creator: object, parameter: inspect.Parameter) -> bool:
+    """Return whether the constructor of a class needs this parameter and its name says that it is no context."""
+    needed = parameter.default is parameter.empty and parameter.kind not in _VARIABLE
+    takes_a_dict = re.search("EnvContext|Mapping|dict|Any", str(parameter.annotation), re.IGNORECASE)
+    # Short names, such as `_` and `c`, say nothing.
+    return isinstance(creator, type) and needed and not takes_a_dict and len(parameter.name) > 2
 
 
 def _call_by_keyword(

@@ -415,6 +415,27 @@ def test_an_environment_on_the_base_class_of_rllib_is_no_single_agent() -> None:
         to_base_env(market())
 
 
+class Wrapping:
+    def __init__(self, scenario):  # type: ignore[no-untyped-def]
+        self.scenario = scenario
+
+
+class Typed:
+    def __init__(self, environment: EnvContext) -> None:
+        self.context = environment
+
+
+@pytest.mark.parametrize("env", [Wrapping, f"{__name__}:Wrapping", f"{__name__}.Wrapping"])
+def test_a_class_whose_argument_is_no_config_gets_a_value_of_env_config_or_is_refused(env: Any) -> None:
+    with pytest.raises(ConfigError, match="'scenario'"):
+        make_env(env)
+    assert make_env(env, {"scenario": "balance"}).scenario == "balance"
+
+
+def test_a_class_that_annotates_its_argument_as_a_context_gets_one_whatever_its_name() -> None:
+    assert make_env(Typed, {"size": 3}).context == {"size": 3}
+
+
 FILE = """
     from pieces import SIZE
 

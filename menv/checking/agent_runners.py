@@ -84,8 +84,8 @@ class AgentLifecycles(AgentTracker):
     def where(self, method: str) -> str:
         return self._where + method
 
-    def _report(self, code: str, message: str, about: str = "") -> None:
-        self._runner.report(code, self._where + message, about)
+    def _report(self, code: str, message: str, about: str = "", fix: str | None = None) -> None:
+        self._runner.report(code, self._where + message, about, fix)
 
     def _refuse_unknown(self, agent: AgentId, what: str) -> None:
         reported(self._runner.report, super()._refuse_unknown, agent, what)

@@ -28,7 +28,7 @@ from menv.checking.runners import EnvRunner, GymRunner, GymVectorRunner, VectorR
 from menv.checking.values import same
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, EnvCrashError, UnknownNameError
-from menv.registry import acts_like_an_env, env_kind, resolve_env, wrapped_if_foreign
+from menv.registry import acts_like_an_env, env_kind, refuse_rllib, resolve_env, wrapped_if_foreign
 
 _RUNNERS: Mapping[Any, type[EnvRunner]] = {
     "base_env": BaseEnvRunner,
@@ -114,6 +114,11 @@ def _inner(env: Any) -> Any:
 
 
 def _runner_class(env: Any) -> type[EnvRunner]:
+    try:
+        refuse_rllib(env, "check_env")
+    except ConfigError as error:
+        message, _, fix = str(error).rpartition("; ")
+        raise Broken("ME016", message, fix=fix) from error
     runner = _RUNNERS.get(env_kind(env))
     if runner is not None:
         return runner

@@ -90,7 +90,7 @@ _STEP: Mapping[str, Code] = {
 }  # fmt: skip
 _OBS: Mapping[str, Code] = {
     "ME030": Code("error", "an observation lies outside its space", "fix the observation, or declare the space "
-                  "that contains it"),
+                  "that contains it, in the environment or as observation_space in the config"),
     "ME031": Code("error", "an observation has another dtype than its space", "convert it with .astype, or declare "
                   "the space with the dtype that you return"),
     "ME032": Code("error", "an observation is not finite", "look for a division by zero or an overflow"),

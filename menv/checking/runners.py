@@ -38,7 +38,7 @@ from menv.checking.values import (
     used_since,
 )
 from menv.errors import ContractError
-from menv.spaces import many_agents, own_copy, returned
+from menv.spaces import OR_MANY_AGENTS, many_agents, own_copy, returned
 
 Key: TypeAlias = tuple[EnvId, AgentId]
 """A sub-environment and an agent in it."""
@@ -86,9 +86,11 @@ class EnvRunner(abc.ABC):
         seconds: Duration of each env step.
         late_spaces: Whether spaces are known only after the first reset.
         possible: The agents that the environment lists.
+        otherwise: Ends the advice about rewards and flags that are no single value.
     """
 
     repeats = True
+    otherwise = ""
     idle: bool = False
     possible: frozenset[AgentId] = frozenset()
 
@@ -121,9 +123,9 @@ class EnvRunner(abc.ABC):
         """Return the beginning of messages about an agent."""
         return f"env {key[0]}: "
 
-    def report(self, code: str, message: str, about: str = "") -> None:
+    def report(self, code: str, message: str, about: str = "", fix: str | None = None) -> None:
         """Report a fault that showed in this env step."""
-        self.collector.add(code, message, self.env_steps, about=about)
+        self.collector.add(code, message, self.env_steps, about=about, fix=fix)
 
     def broken(self, code: str, message: str, fix: str | None = None) -> Broken:
         """Return the error for a fault after which the environment cannot be stepped."""
@@ -221,10 +223,11 @@ class EnvRunner(abc.ABC):
     def check_outcome(self, key: Key, reward: Any, *flags: Any) -> list[bool]:
         """Check the reward of a single agent; return its flags, terminated and truncated."""
         who = self.who(key)
-        check_reward(self.report, who, reward)
+        check_reward(self.report, who, reward, self.otherwise)
         names = ("terminated", "truncated")
         return [
-            check_flag(self.report, f"{who}{name}", flag) for name, flag in zip(names, flags, strict=True)
+            check_flag(self.report, f"{who}{name}", flag, self.otherwise)
+            for name, flag in zip(names, flags, strict=True)
         ]
 
 
@@ -253,6 +256,8 @@ ONLY: Key = (0, SINGLE_AGENT)
 
 class GymRunner(EnvRunner):
     """Plays one gymnasium environment."""
+
+    otherwise = OR_MANY_AGENTS
 
     def __init__(self, env: Any, collector: FindingCollector) -> None:
         super().__init__(env, collector)

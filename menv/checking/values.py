@@ -9,6 +9,7 @@ import copy
 import ctypes
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -25,7 +26,7 @@ from menv.inference.action_heads import ActionHead
 from menv.spaces import as_flag, as_reward, bounds, built, flat_mask, parts_of, why_outside
 
 Report = Callable[..., None]
-"""`report(code, message, about="")`"""
+"""`report(code, message, about="", fix=None)`"""
 
 MASK_KEY = "action_mask"
 _MASK_WORDS = ("mask", "avail", "legal", "valid", "allowed")
@@ -180,18 +181,19 @@ def reported(report: Report, rule: Callable[..., Any], *args: Any) -> Any:
     try:
         return rule(*args)
     except ContractError as error:
-        report(error.finding, Broken.of(error).message)
+        broken = Broken.of(error)
+        report(broken.finding, broken.message, fix=broken.fix)
         return None
 
 
-def check_reward(report: Report, who: str, reward: object) -> float:
-    """Return a reward as a float, 0.0 if it is reported as no finite number."""
-    return reported(report, as_reward, reward, f"{who}the reward") or 0.0
+def check_reward(report: Report, who: str, reward: object, otherwise: str = "") -> float:
+    """Return a reward as a float, 0.0 if it is reported as no finite number; `otherwise` as in `as_reward`."""
+    return reported(report, as_reward, reward, f"{who}the reward", otherwise) or 0.0
 
 
-def check_flag(report: Report, who: str, flag: object) -> bool:
-    """Return a flag as a bool, and report one of another type."""
-    is_set = reported(report, as_flag, flag, who)
+def check_flag(report: Report, who: str, flag: object, otherwise: str = "") -> bool:
+    """Return a flag as a bool, and report one of another type; `otherwise` ends the advice."""
+    is_set = reported(report, as_flag, flag, who, f"return one flag{otherwise}")
     if is_set is not None and not isinstance(flag, bool | np.bool_):
         report("ME023", f"{who} is the {type(flag).__name__} {flag!s:.40}, expected True or False")
     return bool(is_set)
@@ -316,6 +318,17 @@ def used_since(before: tuple[Any, Any]) -> str | None:
         name for name, one, other in zip(("numpy.random", "random"), before, now, strict=True) if one != other
     ]
     return " and ".join(names) or None
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Restore the states of `numpy.random` and `random` at the end of the context."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
 
 
 def _state_of_numpy() -> Any:

@@ -647,7 +647,10 @@ def outside_space_error(
     env_index: object, agent_id: object, when: str, error: OutsideSpaceError, space: object = None
 ) -> ContractError:
     """Return the error for an observation outside its space, which may be the Dict space of all agents by mistake."""
-    advice = "fix the environment's observation or its observation_space"
+    advice = (
+        "fix the environment's observation or its observation_space, or set observation_space in the config to a "
+        "space that contains it"
+    )
     if isinstance(space, gym.spaces.Dict) and agent_id in space.spaces:
         advice = (
             "list the agents in possible_agents of the environment, if the entries of its space are theirs"

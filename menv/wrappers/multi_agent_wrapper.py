@@ -14,7 +14,7 @@ from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 
 
 def _of_env(name: str) -> Any:
-    return property(lambda self: getattr(self.env, name))
+    return property(lambda self: getattr(self.env, name), doc=f"`{name}` of the environment inside.")
 
 
 class MultiAgentWrapper(MultiAgentEnv):

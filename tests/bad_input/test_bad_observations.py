@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from menv.algorithms import PPO
 from menv.errors import ContractError
 from tests.bad_input.broken_envs import GOOD, UNIT, FaultyGym, refusal, seeing
 
@@ -119,6 +120,24 @@ def test_a_single_agent_environment_is_treated_alike(bad: Any, part: str) -> Non
     assert "agent 'agent0'" in message
     assert part in message
     assert "step 2" in message
+
+
+class SeesTooMuch(FaultyGym):
+    def observe(self) -> Any:
+        return array(2, 0, 0) if self.at == 2 else GOOD
+
+
+@pytest.mark.parametrize("env", [SeesTooMuch, seeing(array(2, 0, 0))])
+def test_an_observation_outside_its_bounds_is_learned_from_with_a_wider_space_in_the_config(env: Any) -> None:
+    settings = {"train_batch_size": 20, "rollout_fragment_length": 20}
+    with (
+        pytest.raises(ContractError, match="observation_space in the config"),
+        PPO(env=env, config=settings) as algo,
+    ):
+        algo.train()
+    wide = {"observation_space": gym.spaces.Box(-10.0, 10.0, (3,), np.float32)}
+    with PPO(env=env, config={**settings, **wide}) as algo:
+        assert algo.sample()["default_policy"]["obs"].max() == 2.0
 
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])

@@ -10,7 +10,9 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 
+from menv import ContractError
 from menv.adapters.convert import to_local_base_env
+from menv.algorithms import PPO
 from menv.base_env import ALL, BaseEnv
 from menv.checking import check_env
 from menv.envs.tictactoe import TicTacToe
@@ -446,3 +448,63 @@ def test_what_looks_like_an_environment_of_pettingzoo_is_sent_to_its_wrapper() -
         (found,) = check_env(kind)
         assert (found.code, found.severity) == ("ME008", "error")
         assert f"menv.wrappers.{wrapper}(" in found.fix
+
+
+class FlagsByAgent(gym.Env[Any, Any]):
+    """Two agents in a `gymnasium.Env`: rewards and flags are dicts."""
+
+    observation_space = gym.spaces.Dict(a=UNIT, b=UNIT)
+    action_space = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=gym.spaces.Discrete(2))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {agent: np.zeros(3, np.float32) for agent in "ab"}, {}
+
+    def step(self, action: Any) -> Any:
+        no, rewards = dict.fromkeys("ab", False), dict.fromkeys("ab", 1.0)
+        return self.reset()[0], rewards, no, no, {}
+
+
+def test_flags_by_agent_in_a_gymnasium_environment_get_the_advice_of_training() -> None:
+    found = {finding.code: finding for finding in check_env(FlagsByAgent)}
+    assert {"ME024", "ME025"} <= found.keys()
+    with pytest.raises(ContractError) as refused, PPO(env=FlagsByAgent) as algo:
+        algo.train()
+    advice = found["ME024"].fix
+    assert "menv.wrappers.MultiAgentGym" in advice
+    assert advice in str(refused.value)
+
+
+def test_an_environment_on_the_base_class_of_rllib_gets_the_advice_of_training() -> None:
+    # It is known by the name of its base; ray.rllib needs more packages than these tests install.
+    base = type("MultiAgentEnv", (gym.Env,), {"__module__": "ray.rllib.env.multi_agent_env"})
+    (found,) = check_env(type("Market", (base,), {}))
+    assert found.severity == "error"
+    assert "menv.wrappers.LegacyGym" in found.fix
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_copies_that_share_an_object_are_found_also_where_they_use_the_generators_of_the_process(
+    shared: bool,
+) -> None:
+    positions: dict[str, int] = {}
+
+    class Train(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Discrete(1000)
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self, context: Any = None) -> None:
+            self.positions = positions if shared else {}
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if seed is not None:
+                np.random.seed(seed)
+            self.positions["train"] = int(np.random.randint(100))
+            return self.positions["train"], {}
+
+        def step(self, action: Any) -> Any:
+            self.positions["train"] += 1 + int(np.random.randint(3))
+            return self.positions["train"], 0.0, self.positions["train"] > 200, False, {}
+
+    found = codes(Train)
+    assert "ME061" in found
+    assert ("ME076" in found) == shared
