@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from menv.adapters.agent_tracker import AgentTracker, SlotAllocator
 from menv.adapters.custom import CustomEnvs
@@ -24,8 +25,17 @@ from menv.adapters.validation import (
 from menv.base_env import ALL, COMMON, AgentId, End, EnvId, Ready
 from menv.checking.codes import Broken, FindingCollector
 from menv.checking.runners import EnvRunner, Key, RunnerStep, SpacePair, describe
-from menv.checking.values import check_flag, check_info, check_reward, reported
+from menv.checking.values import (
+    MASK_KEY,
+    check_flag,
+    check_info,
+    check_reward,
+    reported,
+    sample_action,
+    usable_mask,
+)
 from menv.errors import ContractError, EnvCrashError
+from menv.wrappers import PettingZooEnv
 
 
 class AgentLifecycles(AgentTracker):
@@ -44,12 +54,15 @@ class AgentLifecycles(AgentTracker):
         self._ids: dict[str, AgentId] = {str(agent): agent for agent in runner.possible}
         # Agents that ended in this episode and have not come back.
         self._gone: set[AgentId] = set()
+        # Agents that were asked for an action in this episode.
+        self._asked: set[AgentId] = set()
 
     def check_reset(self, obs: Any, infos: Any) -> dict[AgentId, Any]:
         """Check a reset and return the observations of the agents that act first."""
         validate_reset(obs, infos, self._wrong)
         self.finish()
         self._gone.clear()
+        self._asked.clear()
         self.begin(obs, self._checked_infos(infos, obs, obs), PollEvents())
         self._check_obs(obs)
         return self._count_empty()
@@ -73,6 +86,11 @@ class AgentLifecycles(AgentTracker):
         self._check_obs(obs)
         self._gone.update(end.agent_id for end in events.ended)
         report_ends(self._runner, events.ended)
+        for unclaimed in events.unclaimed:
+            if unclaimed.reward and unclaimed.agent_id in self._runner.possible - self._asked:
+                self._report(
+                    "ME102", f"agent {unclaimed.agent_id!r}: is paid {unclaimed.reward} and never acted"
+                )
         if over and none_left and self.empty_steps:
             self._report("ME046", f"{ALL!r} came {self.empty_steps} env steps after the last agent's end")
         return {} if over else self._count_empty(), over
@@ -93,6 +111,7 @@ class AgentLifecycles(AgentTracker):
     def _check_obs(self, obs: Mapping[AgentId, Any]) -> None:
         """Check observations; the ones of agents that do not wait are final."""
         waiting = set(self.waiting.agents)
+        self._asked |= waiting
         for agent, value in obs.items():
             self._check_id(agent)
             self._runner.check_row((self.env_id, agent), value, acting=agent in waiting)
@@ -149,6 +168,7 @@ class MultiAgentRunner(EnvRunner):
         super().__init__(env, collector)
         self._known: dict[AgentId, SpacePair] = {}
         self._lifecycles = self._listed()
+        self._paid = False
 
     def _listed(self) -> AgentLifecycles:
         self.possible = _listed_agents(self.env)
@@ -223,10 +243,32 @@ class MultiAgentRunner(EnvRunner):
         waiting, over = self.stated(self._lifecycles.check_step, result)
         self.episodes += over
         obs, rewards, *flags, infos = result
+        self._paid = self._paid or any(rewards.values())
         return RunnerStep(_keyed(waiting), _keyed(obs), rewards, flags, infos, over)
 
     def finish(self) -> None:
         self._lifecycles.finish()
+        if isinstance(self.env, PettingZooEnv) and not self._paid and self._forgets_rewards(self.env.env):
+            self.report(
+                "ME103", "`rewards` are not 0 and `_cumulative_rewards` are, in each step of an episode"
+            )
+
+    def _forgets_rewards(self, game: Any) -> bool:
+        """Play an episode by PettingZoo's own methods; return whether rewards were set and none was accumulated."""
+        rng, paid = np.random.default_rng(0), False
+        game.reset(seed=0)
+        for agent in game.agent_iter(MAX_EMPTY_STEPS):
+            obs, reward, terminated, truncated, info = game.last()
+            if reward:
+                return False
+            action = None
+            if not (terminated or truncated):
+                masked = obs if isinstance(obs, dict) and MASK_KEY in obs else info
+                space = game.action_space(agent)
+                action = sample_action(space, rng, usable_mask(masked, space))
+            game.step(action)
+            paid = paid or any(game.rewards.values())
+        return paid
 
 
 def _keyed(by_agent: dict[AgentId, Any]) -> dict[Key, Any]:

@@ -27,7 +27,7 @@ from menv.checking.play import ActionFn, Actor, SeedProbe, play_at_length
 from menv.checking.runners import EnvRunner, GymRunner, GymVectorRunner, VectorRunner, describe, parameters_of
 from menv.checking.values import same
 from menv.env_context import EnvContext
-from menv.errors import ConfigError, EnvCrashError, UnknownNameError
+from menv.errors import ConfigError, ContractError, EnvCrashError, UnknownNameError
 from menv.registry import acts_like_an_env, env_kind, refuse_rllib, resolve_env, wrapped_if_foreign
 
 _RUNNERS: Mapping[Any, type[EnvRunner]] = {
@@ -66,7 +66,11 @@ class EnvUnderTest:
             )
         self._created.append(env)
         self.ignored = getattr(env, "menv_ignore", None) or getattr(_inner(env), "menv_ignore", self.ignored)
-        runner = _runner_class(env := wrapped_if_foreign(env))(env, collector)
+        try:
+            env = wrapped_if_foreign(env)
+        except ContractError as error:
+            raise Broken.of(error) from error
+        runner = _runner_class(env)(env, collector)
         self.runners.append(runner)
         return runner
 

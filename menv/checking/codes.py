@@ -156,7 +156,8 @@ _CLOSING: Mapping[str, Code] = {
     "ME082": Code("warning", "close leaves threads or processes", "stop and join them in close"),
 }  # fmt: skip
 _OTHER: Mapping[str, Code] = {
-    "ME090": Code("error", "step raised", "fix the environment; its own message is above"),
+    "ME090": Code("error", "step raised", "fix the environment; its own message is above. If it refuses an action that "
+                  "is illegal in this state, show a mask of the legal ones: {'observation': ..., 'action_mask': ...}"),
     "ME091": Code("error", "reset raised", "fix the environment; its own message is above"),
     "ME092": Code("error", "the environment could not be created", "fix its constructor or module"),
     "ME093": Code("error", "the creator does not take an EnvContext", "declare __init__(self, config), or pass "
@@ -170,6 +171,10 @@ _OTHER: Mapping[str, Code] = {
     "ME100": Code("error", "a table contradicts itself", "fix the table that poll returns"),
     "ME101": Code("error", "a last observation is the first one of the next episode", "return a copy of the "
                   "observation from step, so that the reset cannot write into it"),
+    "ME102": Code("warning", "an agent is paid in an episode in which it never acts", "let it observe and act before "
+                  "the episode ends; its reward counts in its return, and no policy learns from it"),
+    "ME103": Code("error", "rewards of a PettingZoo game are never accumulated", "call self._accumulate_rewards() at "
+                  "the end of step"),
 }  # fmt: skip
 
 CODES: Final[Mapping[str, Code]] = {

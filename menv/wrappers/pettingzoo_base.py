@@ -69,8 +69,27 @@ def check_kind(env: object, wrapper: str, wanted: str) -> None:
     )
 
 
+_METHODS = ("reset", "step", "last", "observe", "render", "close")
+
+
+def _is_hidden(env: object, name: str) -> bool:
+    return callable(getattr(type(env), name, None)) and not callable(vars(env)[name])
+
+
 def kind_of(env: object) -> str:
-    """Return "AEC", "parallel", or "" for neither."""
+    """Return "AEC", "parallel", or "" for neither.
+
+    Raises:
+        ContractError: An attribute hides one of PettingZoo's methods, such as `last`.
+    """
+    hidden = [name for name in _METHODS if name in getattr(env, "__dict__", ()) and _is_hidden(env, name)]
+    if hidden:
+        got = type(vars(env)[hidden[0]]).__name__
+        raise ContractError(
+            f"{type(env).__name__}: its attribute `{hidden[0]}` is a {got} and hides PettingZoo's method of this name, "
+            "expected a method; rename the attribute",
+            "ME007",
+        )
     if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
         return ""
     if callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None)):

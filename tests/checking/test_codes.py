@@ -82,6 +82,8 @@ PUBLISHED = {
     "ME099": ("error", "an autoreset loses the last observation"),
     "ME100": ("error", "a table contradicts itself"),
     "ME101": ("error", "a last observation is the first one of the next episode"),
+    "ME102": ("warning", "an agent is paid in an episode in which it never acts"),
+    "ME103": ("error", "rewards of a PettingZoo game are never accumulated"),
 }
 
 

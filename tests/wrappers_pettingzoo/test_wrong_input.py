@@ -13,6 +13,7 @@ import gymnasium as gym
 import pytest
 from pettingzoo.utils.wrappers import OrderEnforcingWrapper
 
+from menv import check_env
 from menv.envs import RockPaperScissors
 from menv.errors import CallOrderError, ConfigError, ContractError, MenvError, MissingExtraError
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
@@ -294,3 +295,31 @@ def test_a_game_that_never_leaves_a_dead_agent_is_named() -> None:
     with pytest.raises(ContractError) as error:
         env.step({"a": 0})
     assert "only dead agents were selected" in line(error)
+
+
+@pytest.mark.parametrize("name", ["last", "observe", "reset", "step"])
+def test_an_attribute_that_hides_a_method_of_pettingzoo_is_named(name: str) -> None:
+    game = Turns(PLAN)
+    setattr(game, name, None)
+    with pytest.raises(ContractError, match=f"attribute `{name}` is a NoneType and hides"):
+        PettingZooEnv(game)
+    (found,) = check_env(lambda context: game)
+    assert found.code == "ME007"
+    assert f"`{name}`" in found.message
+
+
+class FirstStrike(Turns):
+    """The first player wins at once; the other one is paid without a turn."""
+
+    def step(self, action: Any) -> None:
+        if self.terminations[self.agent_selection]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards = {"a": 1.0, "b": -1.0}
+        self.terminations = {"a": True, "b": True}
+        self.agent_selection = "b"
+
+
+def test_the_checker_names_a_player_that_is_paid_without_a_turn() -> None:
+    found = {finding.code: finding for finding in check_env(lambda context: FirstStrike(PLAN))}
+    assert "agent 'b': is paid -1.0 and never acted" in found["ME102"].message
