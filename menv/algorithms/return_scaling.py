@@ -21,7 +21,8 @@ from menv.algorithms.config.field_checks import LEARNERS, check_stored
 from menv.errors import ConfigError
 
 _DECAY = 0.99
-_LEAST_UNIT = 1e-4
+_LEAST_SHARE = 1e-4
+"""The least unit as a share of the mean, which float32 resolves."""
 _FARTHEST = 4.0
 """Errors are of no more units than this, in the root of their mean square."""
 _FARTHEST_EXPONENT = 64
@@ -50,7 +51,7 @@ class ReturnNormalizer:
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
         self._weights, self._bias = weights, bias
         self._batches = 0
-        self.mean, self.unit, self._variance = 0.0, 1.0, 1.0
+        self.mean, self.unit, self._variance = 0.0, 1.0, 0.0
 
     @np.errstate(over="ignore", invalid="ignore")
     def follow(self, targets: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> None:
@@ -71,7 +72,8 @@ class ReturnNormalizer:
         self.mean = mean - (1.0 - share) * apart
         # The variance of both together: that within each, and that between their means.
         self._variance += share * (variance - self._variance) + share * (1.0 - share) * apart**2
-        self.unit = max(_LEAST_UNIT, math.sqrt(self._variance), off / _FARTHEST)
+        # As long as all targets and values are 0, any unit is right.
+        self.unit = max(_LEAST_SHARE * abs(self.mean), math.sqrt(self._variance), off / _FARTHEST) or 1.0
 
     @property
     def shift(self) -> float:

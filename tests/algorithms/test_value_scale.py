@@ -88,7 +88,19 @@ def test_errors_are_of_four_units_at_most() -> None:
     assert scale.mean == 8.0
     assert scale.unit == pytest.approx(math.sqrt(80.0) / 4)
     scale.follow(np.full(5, 8.0), np.full(5, 8.0))
-    assert (scale.mean, scale.unit) == (8.0, 1e-4)
+    assert (scale.mean, scale.unit) == (8.0, 8e-4)
+
+
+def test_targets_of_zero_leave_the_unit_to_the_first_ones_that_are_not() -> None:
+    scale = scale_of(*layer())
+    scale.follow(np.zeros(4), np.zeros(4))
+    assert (scale.mean, scale.unit) == (0.0, 1.0)
+    scale.follow(np.array([0.0, 4e-12]), np.zeros(2))
+    # Two batches: the second one has the share 0.01 / (1 - 0.99**2) = 1 / 1.99.
+    share = 1 / 1.99
+    variance = share * 4e-24 + share * (1 - share) * 4e-24
+    assert scale.mean == pytest.approx(share * 2e-12)
+    assert scale.unit == pytest.approx(math.sqrt(variance))
 
 
 def test_what_is_no_number_changes_nothing() -> None:
@@ -318,6 +330,9 @@ def test_first_values_that_are_far_off_do_not_raise_each_other() -> None:
     config = {"num_envs_per_worker": 8, "rollout_fragment_length": 4, "train_batch_size": 64, "seed": 0}
     model = {"fcnet_activation": "relu"}  # no bound, unlike "tanh"
     with PPO(env=Photograph, config={**config, "lr": 1e-6, "model": model}) as algo:
+        weights = algo.get_policy().get_weights()
+        weights[f"{VALUE_OUT}.weight"][:] = 0.125  # of length 1: a network from elsewhere
+        algo.get_policy().set_weights(weights)
         first = np.abs(algo.sample()["default_policy"]["vf_preds"]).max()
         for _ in range(10):
             algo.train()
@@ -390,7 +405,10 @@ class Critic(PPOPolicy):
 
 
 def test_a_critic_of_a_policys_own_stays_in_the_environments_unit_and_does_not_outweigh_the_policy() -> None:
-    _, stats = trained(1, **of(Critic))
+    with pytest.warns(
+        RuntimeWarning, match=r"rewards of about 5e\+03 with a custom critic, expected rewards of about 1"
+    ):
+        _, stats = trained(1, **of(Critic))
     assert stats["target"] > 5_000.0
     assert stats["vf_loss"] > 1e7
     # At most four units: 0.5 * 4**2.
@@ -448,7 +466,7 @@ BOX = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
             ["value.weight", "value.bias", "advantages.weight", "advantages.bias"],
             "value.bias",
         ),
-        (OneLayer, "categorical", [], None),
+        (OneLayer, "categorical", ["value_scale.weight", "value_scale.bias"], "value_scale.bias"),
     ],
 )
 def test_the_last_layers_of_a_users_module_are_found(
@@ -477,17 +495,112 @@ def test_a_users_module_learns_returns_of_any_size_alike() -> None:
         np.testing.assert_allclose(large.weights()[name], small.weights()[name], rtol=1e-2, atol=1e-4)
 
 
+class Bounded(nn.Module):
+    """Values between -1 and 1, from a layer that is no last one."""
+
+    def __init__(self, obs_space: Any, num_outputs: int) -> None:
+        super().__init__()
+        self.policy, self.value = nn.Linear(2, num_outputs), nn.Linear(2, 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.policy(obs), self.value(obs)[:, 0].tanh()
+
+
+class TwoInputs(OneLayer):
+    """As `OneLayer`, for the observations of `Bank`."""
+
+    def __init__(self, obs_space: Any, num_outputs: int) -> None:
+        super().__init__(obs_space, num_outputs)
+        self.all = nn.Linear(2, num_outputs + 1)
+
+
+class SmallBank(Bank):
+    """`Bank` whose right answer is paid with `factor`."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.factor = float(context["factor"])
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, *rest = super().step(actions)
+        return obs, {agent: self.factor * reward / 5000.0 for agent, reward in rewards.items()}, *rest
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "stock": {},
+    "shared layers": {"model": {"vf_share_layers": True}},
+    "layers shared by policies": {
+        "model": {"vf_share_layers": True, "shared_layers": "all"},
+        "multiagent": {
+            "policies": ["a", "b"],
+            "policy_mapping_fn": lambda agent_id, *args, **kwargs: agent_id,
+        },
+    },
+    "lstm": {"model": {"use_lstm": True, "lstm_cell_size": 8}},
+    "mappo": {"critic_obs": "all_agents"},
+    "own loss": of(LossByHand),
+    "custom model": {"model": {"custom_model": Bounded}},
+    "custom model of one layer": {"model": {"custom_model": TwoInputs}},
+    "no clipping": {"grad_clip": None},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_times_a_power_of_two_give_the_same_ppo_run(kind: str) -> None:
+    # Powers of two are exact: whatever is left of a unit shows in the last bit.
+    runs: list[dict[str, Any]] = []
+    for factor in (2.0**-20, 1.0, 2.0**20):
+        config = {
+            "num_envs_per_worker": 4,
+            "train_batch_size": 160,
+            "seed": 0,
+            "env_config": {"factor": factor},
+        }
+        with PPO(env=SmallBank, config={**config, **KINDS[kind]}) as algo:
+            for _ in range(3):
+                algo.train()
+            batch = algo.sample()
+            runs.append(
+                {
+                    name: (rows["actions"], rows["vf_preds"] / factor)
+                    for name, rows in batch.policy_batches.items()
+                }
+            )
+    for run in runs:
+        for name, (actions, values) in run.items():
+            np.testing.assert_array_equal(actions, runs[1][name][0])
+            np.testing.assert_array_equal(values, runs[1][name][1])
+        assert any(np.abs(values).max() > 0.01 for _, values in run.values())
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e-3, 1e3])
+def test_values_that_learn_in_the_environments_unit_warn_of_rewards_of_another_size(factor: float) -> None:
+    config = {"num_envs_per_worker": 4, "train_batch_size": 160, "env_config": {"factor": factor}}
+    with PPO(env=SmallBank, config={**config, "normalize_values": False}) as algo:
+        with pytest.warns(
+            RuntimeWarning,
+            match=rf"rewards of about {factor:.3g} .*; set normalize_values=True".replace("+", "."),
+        ):
+            algo.train()
+        algo.train()  # it is said once
+    config["env_config"] = {"factor": 1.0}
+    with PPO(env=SmallBank, config={**config, "normalize_values": False}) as algo:
+        algo.train()
+
+
 def test_a_run_that_learned_in_the_environments_unit_may_go_on_in_its_own(tmp_path: Path) -> None:
     config = {"num_envs_per_worker": 4, "train_batch_size": 80, "seed": 0}
-    with PPO(env=Bank, config={**config, "normalize_values": False}) as algo:
+    warned = pytest.warns(RuntimeWarning, match="PPO: rewards of about 5e.03 with normalize_values=False")
+    with PPO(env=Bank, config={**config, "normalize_values": False}) as algo, warned:
         algo.train()
         algo.save(tmp_path)
     with PPO.from_checkpoint(tmp_path, env=Bank, config={"normalize_values": True}) as algo:
         algo.train()
         algo.save(tmp_path)
-    for normalized in (True, False):
-        with PPO.from_checkpoint(tmp_path, env=Bank, config={"normalize_values": normalized}) as algo:
-            assert algo.train()["training_iteration"] == 3
+    with PPO.from_checkpoint(tmp_path, env=Bank, config={"normalize_values": True}) as algo:
+        assert algo.train()["training_iteration"] == 3
+    with PPO.from_checkpoint(tmp_path, env=Bank, config={"normalize_values": False}) as algo, warned:
+        assert algo.train()["training_iteration"] == 3
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])

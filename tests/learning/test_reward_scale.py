@@ -17,7 +17,7 @@ from tests.algorithms.test_value_scale import LossByHand
 
 pytestmark = pytest.mark.slow
 
-FACTORS = [0.01, 1.0, 100.0, 10_000.0]
+FACTORS = [1e-6, 0.001, 1.0, 100.0, 1e6]
 
 
 def cart_pole(context: Any) -> Any:
@@ -36,10 +36,25 @@ class ActorCritic(nn.Module):
         return torch.as_tensor(self.policy(obs)), torch.as_tensor(self.values(obs)).squeeze(-1)
 
 
+class OneLayer(nn.Module):
+    """Outputs and values come from one layer, so that values have none of their own."""
+
+    def __init__(self, obs_space: Any, num_outputs: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+        self.all = nn.Linear(64, num_outputs + 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.all(self.body(obs))
+        return found[:, :-1], found[:, -1]
+
+
 CART_POLE = {"num_envs_per_worker": 8, "train_batch_size": 2048}
 LEARNERS: dict[str, tuple[type[Algorithm], Any, dict[str, Any], int, float]] = {
     "ppo": (PPO, cart_pole, CART_POLE, 14, 120.0),
     "ppo custom model": (PPO, cart_pole, {**CART_POLE, "model": {"custom_model": ActorCritic}}, 14, 120.0),
+    "ppo shared layers": (PPO, cart_pole, {**CART_POLE, "model": {"vf_share_layers": True}}, 14, 120.0),
+    "ppo one layer": (PPO, cart_pole, {**CART_POLE, "model": {"custom_model": OneLayer}}, 14, 110.0),
     "ppo lstm": (PPO, cart_pole, {**CART_POLE, "model": {"use_lstm": True}}, 14, 90.0),
     "ppo own loss": (
         PPO,

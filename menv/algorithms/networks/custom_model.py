@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from menv.algorithms.networks.network_spec import TorchNetwork
 
+VALUE_SCALE, VALUE_SHIFT = "value_scale.weight", "value_scale.bias"
+"""Weights [1] of a module whose values have no last layer of their own: values are its own times one plus the other."""
+
 
 class CustomModel(Protocol):
     """Builds a user's module: a subclass of `torch.nn.Module`, or a function that returns a module.
@@ -54,6 +57,8 @@ class CustomModel(Protocol):
       order of the space come first, then the means of all Box parts, then their log standard deviations: `{"brake":
       Discrete(3), "steer": Box(-1, 1, (1,))}` has 5 outputs. For DQN, `forward` returns Q-values [B, num_outputs],
       alone or first in a tuple; the setting `dueling` has no effect.
+    - PPO's first values are 0, unless `normalize_values` is off: the last layer of the values starts with zeros. Where
+      they have none of their own, menv multiplies and shifts them by two more weights, `value_scale`.
     - Parameters that require a gradient are trained. Other parameters and buffers keep the values of a module that is
       built with a seed of 0. The module always runs in evaluation mode: dropout is off, and batch normalization is
       refused; use `LayerNorm` or `GroupNorm`.
@@ -177,7 +182,7 @@ class CustomSpec(NetworkSpec):
         return dict(self._first_shapes)
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the parameters of a module built with this seed; epsilon is 1."""
+        """Return the parameters of a module built with this seed; epsilon is 1, and `VALUE_SCALE` too."""
         custom_network = _custom_network()
         params = custom_network.learned(custom_network.build_module(self, seed))
         weights: dict[str, npt.NDArray[np.float32]] = {
@@ -185,6 +190,8 @@ class CustomSpec(NetworkSpec):
         }
         if self.head.kind == "q_values":
             weights[EPSILON] = np.ones(1, np.float32)
+        elif VALUE_SCALE in self.unit_weights().powers:
+            weights.update({VALUE_SCALE: np.ones(1, np.float32), VALUE_SHIFT: np.zeros(1, np.float32)})
         return weights
 
     def unit_weights(self) -> UnitWeights:
@@ -193,7 +200,9 @@ class CustomSpec(NetworkSpec):
     @cached_property
     def _unit_weights(self) -> UnitWeights:
         found: UnitWeights = _custom_network().unit_weights(self)
-        return found
+        if found.powers or self.head.kind == "q_values":
+            return found
+        return UnitWeights({VALUE_SCALE: 1, VALUE_SHIFT: 1}, VALUE_SHIFT)
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
         network: TorchNetwork = _custom_network().TorchCustom(self, params)

@@ -21,6 +21,7 @@ from onnx import TensorProto
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from menv.algorithms.networks.custom_model import VALUE_SCALE, VALUE_SHIFT
 from menv.algorithms.networks.graph_builder import ActingGraph
 from menv.algorithms.networks.stock_graphs import add_policy
 from menv.algorithms.networks.stock_spec import UnitWeights
@@ -59,6 +60,7 @@ class TorchCustom:
         # Everything that is not learned must be the same in all processes that run this network.
         self._module = build_module(spec, 0)
         self._params = {name: params[name] for name in learned(self._module)}
+        self._scale, self._shift = params.get(VALUE_SCALE), params.get(VALUE_SHIFT)
         first = [part.to(device) for part in initial_state(self._module)]
         self._module.to(device)
         self._state_sizes = [len(part) for part in first]
@@ -75,6 +77,8 @@ class TorchCustom:
         found = self._run(obs) if state is None else self._unrolled(obs, state)
         outputs: Tensor = found[0] if isinstance(found, tuple) else found
         values = outputs.amax(-1) if self._of_q_values else found[1]
+        if self._scale is not None and self._shift is not None:
+            values = values * self._scale + self._shift
         return masked(outputs, mask), values
 
     def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:

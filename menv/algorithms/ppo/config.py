@@ -48,8 +48,9 @@ class PPOConfig(AlgorithmConfig):
     """Whether the value function learns in units of the running standard deviation of the value targets (Pop-Art, van
     Hasselt et al. 2016), so that large returns are learned as quickly as small ones. Predicted values and `vf_loss`
     are in the environment's unit either way. This applies to stock networks, custom models and policies with a custom
-    `loss`. A custom model needs a last layer for the values alone, such as `nn.Linear(64, 1)`. Without one, and for
-    policies with a custom critic, only the value loss is divided by the squared unit."""
+    `loss`; the first values of a new network are 0. For policies with a custom critic, only the value loss is divided
+    by the squared unit. Without `normalize_values`, and with a custom critic, PPO learns rewards of about 1 best and
+    warns of others."""
     entropy_coeff: float = setting(0.0, old="ent_coef")
     """Coefficient of the entropy bonus, unless `entropy_coeff_schedule` is set."""
     kl_coeff: float | None = setting(None, low=0)

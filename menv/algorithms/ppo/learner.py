@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -47,8 +48,10 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 _STATISTICS = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl", "grad_gnorm")
 
-# Advantages that hardly vary are not scaled up to unit variance, as in RLlib.
-_LEAST_SPREAD = 1e-4
+# Advantages that vary less than float32 rounds values are not scaled up to unit variance.
+_LEAST_SPREAD = 1e-6
+# Rewards, in the root of their mean square, whose returns a network without a unit learns as well as those of 1.
+_LEARNED_AS_THEY_ARE = (0.02, 50.0)
 _OF_VALUES = (SampleBatch.VF_PREDS, SampleBatch.NEXT_VF_PREDS)
 _NOTHING = torch.empty(0)
 
@@ -91,6 +94,7 @@ class PPOLearner:
         shift = None if found.shift is None else self._adam.params[found.shift]
         self._scale = ReturnNormalizer(tensors, shift) if settings.normalize_values else None
         self._in_units = bool(tensors)
+        self._warns_of_rewards = self._scale is None or not self._in_units
         if policy is not None and device == CPU:
             policy.learn_with(self._network, self._adam.params)
 
@@ -116,6 +120,8 @@ class PPOLearner:
             return self._only_clone(demonstrations)
         if self._scale is not None:
             self._scale.follow(columns["value_targets"], columns.get(SampleBatch.VF_PREDS))
+        if self._warns_of_rewards:
+            self._warn_of_rewards(columns)
         weights = self._weights(env_steps)
         rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
         with repeatable(self._device), self._with_policy(), self._learning():
@@ -131,6 +137,25 @@ class PPOLearner:
         if "kl" in stats:
             self._kl_coeff = adapted_kl_coeff(self._kl_coeff, stats["kl"], settings.kl_target)
         return stats
+
+    def _warn_of_rewards(self, columns: Columns) -> None:
+        """Warn once of rewards that values in the environment's unit do not learn; rewards of 0 have no size."""
+        paid = np.asarray(columns.get("rewards", ()), np.float64)
+        paid = paid[(paid != 0.0) & np.isfinite(paid)]
+        if not len(paid):
+            return
+        self._warns_of_rewards = False
+        size, (least, most) = float(np.sqrt(np.mean(np.square(paid)))), _LEARNED_AS_THEY_ARE
+        if not least < size < most:
+            off = self._scale is None
+            warnings.warn(
+                f"PPO: rewards of about {size:.3g} with {'normalize_values=False' if off else 'a custom critic'}, "
+                "expected rewards of about 1, because the values of a new network are of that size; "
+                f"{'set normalize_values=True' if off else 'multiply what the critic returns by the size of returns'}, "
+                "or scale the rewards",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _split(self, columns: Columns, env_steps: int) -> tuple[Columns, Demonstrations | None]:
         """Return the rows whose actions the policy chose, and the others if they are cloned now."""
@@ -221,10 +246,8 @@ class PPOLearner:
     def _rows(self, columns: Columns) -> Minibatch:
         mask, critic_obs = columns.get("action_mask"), columns.get("critic_obs")
         old_inputs = self._tensor(columns["action_dist_inputs"], np.float32)
-        advantages = self._tensor(columns["advantages"], np.float32)
         targets = self._scaled(columns["value_targets"])
-        spread = advantages.std(correction=0).clamp(min=_LEAST_SPREAD)
-        advantages = (advantages - advantages.mean()) / spread
+        advantages = self._tensor(_standardized(columns["advantages"], columns["value_targets"]), np.float32)
         return Minibatch(
             obs=self._tensor(obs_column(columns["obs"]), None),
             mask=None if mask is None else self._tensor(mask, np.bool_),
@@ -375,6 +398,15 @@ class PPOLearner:
                 f"{list(self._statistics[1:-1])} as before; return the same statistics each time"
             )
         return total, *statistics.values()
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _standardized(advantages: npt.NDArray[Any], value_targets: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return advantages [N] with mean 0 and variance 1, in any unit."""
+    found = np.asarray(advantages, np.float64)
+    size = float(np.sqrt(np.mean(np.square(value_targets, dtype=np.float64))))
+    spread = max(float(found.std()), _LEAST_SPREAD * size) or 1.0
+    return np.asarray((found - found.mean()) / spread)
 
 
 # Targets may be infinite; such updates are skipped and reported.

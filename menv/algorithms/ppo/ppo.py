@@ -42,8 +42,12 @@ class PPORecipe:
         return chosen_network(stock, model, observation_space)
 
     def first_weights(self, network: NetworkSpec, config: PPOConfig, seed: int) -> dict[str, Any]:
-        """Return the initial weights of a policy."""
-        return network.first_weights(seed)
+        """Return the initial weights of a policy; with `normalize_values` its first values are 0, right in any unit."""
+        weights = network.first_weights(seed)
+        if config.normalize_values:
+            for name in network.unit_weights().powers:
+                weights[name][:] = 0.0
+        return weights
 
     def complete(
         self,
