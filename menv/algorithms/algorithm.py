@@ -270,7 +270,9 @@ class Algorithm:
             algo.learn(stop={"episode_reward_mean": 450, "time_total_s": 600}, progress_bar=True)
 
         Whole iterations are trained. A bound that is reached already trains nothing. Ctrl-C and exceptions end the
-        run too, and what was learned by then is saved first.
+        run too, and what was learned by then is saved first. With a `run_dir`, SIGTERM and SIGHUP do the same and end
+        the program with the status 128 + the signal's number, in the main thread and unless the program has its own
+        handlers.
 
         Args:
             total_timesteps: Env steps of the whole run, including those before it was resumed.

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +24,7 @@ from menv.algorithms.config.stored_config import stored_config
 from menv.algorithms.crash_capsules import CRASHES
 from menv.errors import ConfigError, MissingExtraError, NotWrittenError
 from menv.inference.checkpoint_folder import LATEST
-from menv.serving.interrupts import updates
+from menv.serving.interrupts import Terminations, updates
 from menv.tracking.progress import progress
 from menv.tracking.report import flat_settings
 from menv.tracking.run_folder import VIDEOS, Run, RunFolder
@@ -31,6 +33,8 @@ from menv.tracking.tracker import Tracker, Trackers
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
+
+_log = logging.getLogger("menv.algorithms")
 
 TIMESTEPS = "num_env_steps_sampled"
 """The result that `total_timesteps` bounds."""
@@ -232,7 +236,16 @@ def learn(
     if progress_bar:
         own.append(shown := progress(stop=bounds))
         shown.announce(headline(algo, folder))
-    return train_until(algo, rule, saving, own)
+    if folder is None:
+        return train_until(algo, rule, saving, own)
+    with Terminations() as termination:
+        try:
+            return train_until(algo, rule, saving, own)
+        except KeyboardInterrupt as error:
+            if termination.number:
+                what = f"ended by {signal.Signals(termination.number).name}"
+                _log.warning("learn: %s", "; ".join([what, *getattr(error, "__notes__", ())]))
+            raise
 
 
 @dataclass

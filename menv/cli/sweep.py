@@ -50,12 +50,12 @@ from menv.cli.arguments import (
     take_imports,
     with_objects,
 )
-from menv.cli.train import TerminationAsInterrupt, take_policies, train_parser
+from menv.cli.train import train_parser
 from menv.errors import ConfigError, MissingExtraError
-from menv.inference.checkpoint_folder import LATEST
 from menv.serialization import writing
+from menv.serving.interrupts import Terminations
 from menv.tracking.report import write_report
-from menv.tracking.run_folder import CHECKPOINTS, Run, locked, scalars
+from menv.tracking.run_folder import Run, locked, scalars
 
 try:
     import optuna
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
     space, pruner = _checked(file), _pruner(file)
     folder = Path(args.dir or Path("runs", Path(args.sweep).stem))
     imports = [word for module in args.modules for word in (IMPORT, module)]
-    with writing("sweep", f"the folder {folder}"), TerminationAsInterrupt() as termination:
+    with writing("sweep", f"the folder {folder}"), Terminations(program=True) as termination:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             sweep = Sweep(file, space, pruner, folder, imports)
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
                 sweep.search(args.trials, args.jobs, lambda line: print_text(line, program))
             except KeyboardInterrupt:
                 print_error(f"interrupted; running trials were saved\n  resume: {args.typed}")
-                return 128 + (termination.signal or signal.SIGINT)
+                return 128 + (termination.number or signal.SIGINT)
     print_text("\n".join(sweep.summary()), program)
     return 0 if sweep.ranking() else 1
 
@@ -310,19 +310,10 @@ class Sweep:
         log.unlink()
 
     def _command(self, trial: optuna.Trial, seed: int) -> list[str]:
-        """Return the command of a run: of one that a stopped sweep has saved, or of a new one."""
-        folder, options = self._run_folder(trial.number, seed), self._options
-        place = "--run-dir"
-        if (folder / CHECKPOINTS / LATEST).exists():
-            place, chosen = "--resume", Parser(add_help=False, allow_abbrev=False)
-            # A checkpoint has policies.
-            take_policies(chosen)
-            options = chosen.parse_known_args(options)[1]
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
         return [
-            sys.executable, "-m", "menv.cli", "train", self.file.env, "--run", self.file.run, *options,
-            place, str(folder), "--config", json.dumps(self._settings(trial.params)),
+            sys.executable, "-m", "menv.cli", "train", self.file.env, "--run", self.file.run, *self._options,
+            "--run-dir", str(self._run_folder(trial.number, seed)), "--resume-or-start",
+            "--config", json.dumps(self._settings(trial.params)),
             "--stop", json.dumps(dict(self.file.stop)), "--seed", str(seed), "--json", *self._imports,
         ]  # fmt: skip
 

@@ -8,11 +8,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from glob import escape
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import gymnasium as gym
 
@@ -49,14 +50,15 @@ from menv.cli.reopen import needs_trust, reopened, take_trust
 from menv.cli.zoo import ZooSettings, required_zoo_settings, zoo_settings
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
-from menv.inference.checkpoint_folder import RUN_CHECKPOINTS
+from menv.inference.checkpoint_folder import LATEST, RUN_CHECKPOINTS
 from menv.policy_spec import PolicySpec
 from menv.registry import describe_env, make_env
 from menv.sampling.infer_policies import AgentSpaces
 from menv.serialization import path_given
+from menv.serving.interrupts import Terminations
 from menv.spaces import close_unused
 from menv.tracking.progress import progress
-from menv.tracking.run_folder import VIDEOS, next_run_dir
+from menv.tracking.run_folder import VIDEOS, Run, cut_after, locked, next_run_dir
 from menv.tracking.services import MLflow, WeightsAndBiases
 from menv.tracking.tensorboard import tensorboard_classes
 from menv.tracking.tracker import Tracker
@@ -75,7 +77,8 @@ examples:
   menv train pettingzoo:mpe/simple_tag_v3 --policies auto --seed 1
   menv train my_traffic.py:Streets --policy 'car_*=cars' --policy 'light_*=lights:DQN'
   menv train my_game:Corridor --run DQN --config settings.toml --stop num_env_steps_sampled=100000
-  menv train --resume runs/tictactoe-PPO-001 --stop training_iteration=200"""
+  menv train --resume runs/tictactoe-PPO-001 --stop training_iteration=200
+  menv train CartPole-v1 --run-dir runs/job --resume-or-start --stop training_iteration=200"""
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv train") -> int:
@@ -116,10 +119,13 @@ def train_parser(program: str) -> Parser:
     )  # fmt: skip
     parser.add_argument("--keep", metavar="N", type=count, help="keep only the N latest checkpoints")
     parser.add_argument(
-        "--resume",
-        metavar="RUN",
+        "--resume", metavar="RUN",
         help="resume the run of a run folder, or start a new run from a folder of checkpoints",
-    )
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume-or-start", action="store_true",
+        help="resume the run in --run-dir if it has a checkpoint, else start it there; for jobs that are started again",
+    )  # fmt: skip
     parser.add_argument(
         "--tensorboard", action="store_true",
         help="say how to open the TensorBoard events in the run folder, which are there without this option too",
@@ -152,17 +158,13 @@ def train(args: argparse.Namespace, resumes: str = "resuming") -> int:
     """
     _check_saving(args)
     args.env = args.named if args.env is None else args.env
-    zoo = _zoo(args)
-    if zoo is not None:
-        args.run = zoo.algorithm
-        if not args.stop and zoo.env_steps is not None:
-            args.stop = {TIMESTEPS: zoo.env_steps}
+    zoo = _zoo_unless_resumed(args)
     shown = progress(args.json, args.stop)
     what = f"{resumes} {args.resume}" if args.resume else f"starting {args.run or 'PPO'} in {args.env}"
     shown.announce(f"menv {menv.__version__}, {what}")
     if zoo is not None:
         shown.announce(f"settings of menv/zoo/{zoo.source}; --no-zoo ignores them")
-    with algorithm_of(args, zoo) as algo, TerminationAsInterrupt() as termination:
+    with algorithm_of(args, zoo) as algo, Terminations(program=True) as termination:
         path = None if args.no_save else _run_dir(args, algo)
         services = _services(args, algo, path)
         folder = None if path is None else run_folder(algo, path, None if zoo is None else zoo.source)
@@ -176,7 +178,7 @@ def train(args: argparse.Namespace, resumes: str = "resuming") -> int:
         try:
             train_until(algo, rule, saving, trackers, lambda: "stdout is closed" if shown.failed else "")
         except KeyboardInterrupt:
-            status = 128 + (termination.signal or signal.SIGINT)
+            status = 128 + (termination.number or signal.SIGINT)
     if isinstance(shown.failed, OSError):
         discard_output(sys.stdout)
     if status == 0 and shown.failed is not None:
@@ -196,6 +198,36 @@ def _check_saving(args: argparse.Namespace) -> None:
         )
     if args.tensorboard:
         tensorboard_classes()
+
+
+def _zoo_unless_resumed(args: argparse.Namespace) -> ZooSettings | None:
+    """Return the settings of the zoo for a new run, and complete the arguments with what they say."""
+    zoo = _zoo(args)
+    if zoo is not None:
+        args.run = zoo.algorithm
+        if not args.stop and zoo.env_steps is not None:
+            args.stop = {TIMESTEPS: zoo.env_steps}
+    if args.resume_or_start and _has_checkpoint(args):
+        # The checkpoint has policies and all settings.
+        args.resume, args.policies, args.policy = args.run_dir, None, []
+        return None
+    return zoo
+
+
+def _has_checkpoint(args: argparse.Namespace) -> bool:
+    """Return whether `--resume-or-start` resumes; otherwise the results of a run that has saved nothing are removed."""
+    if args.run_dir is None or args.resume is not None:
+        raise ConfigError(
+            "--resume-or-start: given without --run-dir or with --resume, expected --run-dir, which says what to "
+            "resume; write --run-dir DIR --resume-or-start"
+        )
+    path = path_given("run_dir", args.run_dir)
+    if (path / RUN_CHECKPOINTS / LATEST).exists():
+        return True
+    # The run folder is refused later where this is not possible.
+    with suppress(OSError, ConfigError), locked(Run(path).path):
+        cut_after(path, 0)
+    return False
 
 
 def _services(args: argparse.Namespace, algo: Algorithm, run_dir: Path | None) -> Sequence[Tracker]:
@@ -235,30 +267,6 @@ def _next_steps(path: Path, agents: list[str] | None, *, interrupted: bool) -> l
     if agents:
         lines.append(f"  play: menv play {opened} --as {shlex.quote(agents[0])}")
     return lines
-
-
-class TerminationAsInterrupt:
-    """A context that turns SIGTERM into Ctrl-C, so that a run is saved; `signal` is SIGTERM afterwards, else 0."""
-
-    def __init__(self) -> None:
-        self.signal = 0
-
-    def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGTERM, self._interrupt)
-        self._ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        if self._ignored:
-            # Shells ignore Ctrl-C in what they start in the background; SIGTERM has to end such a run too.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
-        if self._ignored:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def _interrupt(self, number: int, frame: Any) -> None:
-        self.signal = number
-        signal.raise_signal(signal.SIGINT)
 
 
 def _zoo(args: argparse.Namespace) -> ZooSettings | None:

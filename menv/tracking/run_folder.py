@@ -133,8 +133,10 @@ class RunFolder(Tracker):
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"run_dir {self.path}: a file, expected a folder; choose another name")
         # A run that was interrupted in its first iteration has no results.
-        resumes = iteration or not _header(self.path / _PROGRESS)
-        if self.path.is_dir() and any(self.path.iterdir()) and not (resumes and _holds_run(self.path)):
+        resumes = iteration or not any(_rows(self.path / _PROGRESS))
+        # A run that was killed before it wrote its settings has left hidden files.
+        is_used = self.path.is_dir() and any(not one.name.startswith(".") for one in self.path.iterdir())
+        if is_used and not (resumes and _holds_run(self.path)):
             raise ConfigError(
                 f"run_dir {self.path}: not empty, expected a new folder; choose another name, or resume the run in it "
                 f"with menv train --resume {self.path}"
@@ -143,7 +145,7 @@ class RunFolder(Tracker):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = locked(self.path)
             if iteration:
-                _cut_after(self.path, iteration)
+                cut_after(self.path, iteration)
             self._tables = (JSONL(self.path / _RESULTS), CSV(self.path / _PROGRESS))
             _replace(self.path / _CONFIG, json.dumps({"kind": _KIND, **config}, indent=2))
             with (self.path / _COMMAND).open("a", encoding="utf-8") as file:
@@ -329,7 +331,7 @@ def locked(folder: Path) -> BinaryIO:
     return file
 
 
-def _cut_after(folder: Path, iteration: int) -> None:
+def cut_after(folder: Path, iteration: int) -> None:
     """Remove the lines of iterations after `iteration`, which a resumed run writes again."""
     path = folder / _RESULTS
     if path.is_file():
@@ -353,7 +355,7 @@ def _header(path: Path) -> list[str]:
 
 def _rows(path: Path) -> Iterator[list[str]]:
     """Yield the rows below the header; a last line without its end was not written completely."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         text = path.read_text("utf-8")
         whole = text[: text.rfind("\n") + 1]
         yield from list(csv.reader(io.StringIO(whole)))[1:]

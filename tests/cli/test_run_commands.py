@@ -136,10 +136,12 @@ def played(address: str, token: str | None = None, steps: int = 80) -> None:
             client.end_episode(episode, obs)
 
 
-@pytest.mark.slow_unless("False")
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.slow_unless("False-1")
+@pytest.mark.parametrize(
+    ("frozen", "number"), [(True, signal.SIGINT), (False, signal.SIGTERM), (False, signal.SIGHUP)]
+)
 def test_serve_answers_clients_and_learns_unless_it_is_frozen(
-    run: str, serving: list[subprocess.Popen[str]], frozen: bool
+    run: str, serving: list[subprocess.Popen[str]], frozen: bool, number: signal.Signals
 ) -> None:
     Path("token").write_text("a long secret\n")
     command = ["menv.cli", "serve", run, "--port", "0", "--token-file", "token", *["--frozen"] * frozen]
@@ -152,13 +154,14 @@ def test_serve_answers_clients_and_learns_unless_it_is_frozen(
     assert process.stdout is not None
     port = next(found[1] for line in process.stdout if (found := LISTENING.search(line)))
     played(f"http://127.0.0.1:{port}", "a long secret")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said = process.communicate(timeout=30)[0]
-    assert process.returncode == 130, said
+    assert process.returncode == 128 + number, said
     iterations = [result["training_iteration"] for result in Run(run).results()]
     assert iterations[:2] == [1, 2]
     assert (len(iterations) > 2) is not frozen
     if not frozen:
+        assert int((Path(run) / "checkpoints" / "LATEST").read_text()) == iterations[-1]
         assert Run(run).command.endswith(f"menv serve {run} --port 0 --token-file token")
         assert "a long secret" not in (Path(run) / "config.json").read_text()
         assert main(["evaluate", run, "--episodes", "1"]) == 0

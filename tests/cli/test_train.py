@@ -329,7 +329,7 @@ def test_the_time_of_workers_is_told_apart_from_that_of_the_driver(
 
 
 @pytest.mark.slow_unless("15")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_at_once_and_says_how_to_resume_it(
     folder: Path, number: signal.Signals
 ) -> None:
