@@ -29,7 +29,6 @@ COMMANDS = {
     "envs": "list environments by name",
     "check": "find errors in an environment",
     "replay": "repeat the episode in which an environment failed",
-    "soak": "run an environment for minutes and report what grows",
     "verify": "check reproducibility across back-ends",
 }
 _HOMES = {"plot": "short_commands", "report": "short_commands", "envs": "short_commands", "export": "show"}

@@ -7,20 +7,14 @@ import io
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from contextlib import suppress
 
 from menv.cli.arguments import Parser, parsed, port, print_text
 from menv.cli.watch import game_of, take_game
 from menv.errors import ConfigError
-from menv.inference.checkpoint_folder import find_checkpoint, read_manifest
 from menv.playing.game import Game, Position
 from menv.playing.terminal import chosen_action, picture_lines, question_lines, returns_text
-
-if TYPE_CHECKING:
-    from menv.playing.learning import Learning
 
 _QUIT = ("q", "quit")
 _PORT = 8765
@@ -38,13 +32,11 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
         "--browser", action="store_true", help="play on a page that a browser on this machine shows"
     )
     parser.add_argument("--port", type=port, help=f"of the page; 0 takes a free one ({_PORT})")
-    parser.add_argument("--learn", action="store_true", help="the policies learn from the games on the page")
     args = parsed(parser, arguments)
     if args.browser:
         return _serve(args, program)
-    for name, given in (("--port", args.port is not None), ("--learn", args.learn)):
-        if given:
-            raise ConfigError(f"{name}: given without --browser, expected both; add --browser")
+    if args.port is not None:
+        raise ConfigError("--port: given without --browser, expected both; add --browser")
     with game_of(args, args.human, None) as game:
         if game.human is None:
             seats = game.seats(None)
@@ -58,45 +50,25 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
 def _serve(args: argparse.Namespace, program: str) -> int:
     from menv.playing.browser import PlayServer
 
-    with ExitStack() as stack:
-        learning = stack.enter_context(closing(_learning(args))) if args.learn else None
-        make = Game if learning is None else learning.game
-        server = PlayServer(
-            lambda: _pictured(args, make),
-            title=args.run,
-            human=args.human,
-            port=_PORT if args.port is None else args.port,
-            learned=None if learning is None else learning.status,
-        )
-        print_text(f"{program}: open {server.url} in a browser; Ctrl-C ends", program)
-        with suppress(KeyboardInterrupt):
-            server.run()
-        if learning is not None and learning.path is not None:
-            again = [str(learning.path) if word == args.run else word for word in shlex.split(args.typed)]
-            print_text(f"run folder: {learning.path}\n  play: {shlex.join(again)}", program)
+    server = PlayServer(
+        lambda: _pictured(args),
+        title=args.run,
+        human=args.human,
+        port=_PORT if args.port is None else args.port,
+    )
+    print_text(f"{program}: open {server.url} in a browser; Ctrl-C ends", program)
+    with suppress(KeyboardInterrupt):
+        server.run()
     return 0
 
 
-def _learning(args: argparse.Namespace) -> Learning:
-    """Return what learns from the games: the algorithm of the run, which trains in a thread."""
-    from menv.algorithms.algorithm import Algorithm
-    from menv.cli.train import from_checkpoint
-    from menv.playing.learning import Learning, learning_settings
-
-    with game_of(args, None, None) as game:
-        stored = read_manifest(find_checkpoint(args.run)).get("config") or {}
-        settings = learning_settings(game, stored)
-    algo = from_checkpoint(Algorithm, args, args.run, settings, learns=True)
-    return Learning(algo, Path(args.run).resolve().parent)
-
-
-def _pictured(args: argparse.Namespace, make: Callable[..., Game]) -> Game:
+def _pictured(args: argparse.Namespace) -> Game:
     """Return the game of the arguments, with pictures if the environment has any."""
-    game = game_of(args, args.human, "rgb_array", make)
+    game = game_of(args, args.human, "rgb_array")
     if getattr(game.env, "render_mode", None) == "rgb_array":
         return game
     game.close()
-    return game_of(args, args.human, None, make)
+    return game_of(args, args.human, None)
 
 
 def _play(game: Game, program: str, *, hints: bool) -> None:

@@ -88,9 +88,7 @@ def take_game(parser: argparse.ArgumentParser) -> None:
     take_imports(parser)
 
 
-def game_of(
-    args: argparse.Namespace, human: str | None, render_mode: str | None, make: Callable[..., Game] = Game
-) -> Game:
+def game_of(args: argparse.Namespace, human: str | None, render_mode: str | None) -> Game:
     """Return the game of the arguments."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
@@ -98,7 +96,7 @@ def game_of(
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     pairs = [one.rpartition("=") for one in args.policies]
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
-    return reopened(args, args.run, lambda: make(
+    return reopened(args, args.run, lambda: Game(
         args.run, human=human, env=args.env, policies={agent or "*": name for agent, _, name in pairs},
         seed=seed, greedy=not args.sample, render_mode=render_mode,
     ))  # fmt: skip

@@ -1,7 +1,7 @@
 """`PlayServer`: a page on this machine where a person plays against the policies of a run.
 
 The page is one file, `page.html`. It sends JSON objects over a WebSocket and gets one answer to each: `new` starts a
-game, `move` takes an action, `advance` lets a policy act, `look` asks what was learned. One thread plays all games, so
+game, `move` takes an action, `advance` lets a policy act. One thread plays all games, so
 that environments and policies are used by one thread only.
 """
 
@@ -65,7 +65,6 @@ class PlayServer:
         title: The run's name, for the page.
         human: The agent that the person plays at first; None takes the first one with Discrete actions.
         port: The port on 127.0.0.1; 0 chooses a free one.
-        learned: Returns what was learned from the games, see `menv.playing.learning`; None if no policy learns.
 
     Attributes:
         url: The page's address.
@@ -81,11 +80,9 @@ class PlayServer:
         title: str,
         human: AgentId | None = None,
         port: int = 0,
-        learned: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self._access = Access()
         self._make_game = make_game
-        self._learned = learned
         game = make_game()
         try:
             self._about = _about(game, title, human)
@@ -153,7 +150,7 @@ class PlayServer:
 
     def _open(self) -> _Table:
         game = self._free.pop() if self._free else self._make_game()
-        return _Table(game, self._about["seats"], self._learned)
+        return _Table(game, self._about["seats"])
 
     def _stranger(self, connection: HTTPConnection) -> str | None:
         """Return why a request is refused: its page is another one, or its host name was bound to this machine."""
@@ -166,10 +163,9 @@ class PlayServer:
 class _Table:
     """A game and the page that shows it."""
 
-    def __init__(self, game: Game, seats: list[str], learned: Callable[[], dict[str, Any]] | None) -> None:
+    def __init__(self, game: Game, seats: list[str]) -> None:
         self.game = game
         self._seats = {str(agent): agent for agent in game.agents if str(agent) in seats}
-        self._learned = learned
         self._position: Position | None = None
         # Counts positions, so that a message about an earlier one is refused.
         self._turn = 0
@@ -187,14 +183,10 @@ class _Table:
             _log.exception("menv play: the game failed")
             self._position = None
             found = {"error": f"The game failed ({type(error).__name__}: {error}); start a new game."}
-        if self._learned is not None:
-            found["learned"] = self._learned()
         return found
 
     def _act(self, message: Mapping[str, Any]) -> dict[str, Any]:
         game, kind = self.game, message.get("do")
-        if kind == "look":
-            return {}
         if kind == "new":
             game.human = self._seat(message.get("seat"))
             self._show(game.start())
@@ -205,7 +197,7 @@ class _Table:
             elif position.agent != game.human:
                 self._show(game.advance(1 if len(game.agents) <= _MANY_AGENTS else _MAX_MOVES))
         else:
-            raise ContractError(f"message: do is {kind!r:.40}, expected new, move, advance or look")
+            raise ContractError(f"message: do is {kind!r:.40}, expected new, move or advance")
         assert self._position is not None
         return {"position": self._shown(self._position)}
 
@@ -301,10 +293,10 @@ def _read(text: str | None) -> Mapping[str, Any]:
     try:
         message = json.loads(text or "")
     except (ValueError, RecursionError):
-        raise ContractError('message: it is no JSON, expected an object such as {"do": "look"}') from None
+        raise ContractError('message: it is no JSON, expected an object such as {"do": "advance"}') from None
     if not isinstance(message, dict):
         raise ContractError(
-            f'message: it is a {type(message).__name__}, expected an object such as {{"do": "look"}}'
+            f'message: it is a {type(message).__name__}, expected an object such as {{"do": "advance"}}'
         )
     return message
 

@@ -336,13 +336,9 @@ class Game:
             number = as_reward(reward, f"step: the reward of {agent!r}")
             self._returns[agent] = self._returns.get(agent, 0.0) + number
             self._rewards[agent] = self._rewards.get(agent, 0.0) + number
-        self._stepped(obs, rewards, terminateds, truncateds)
         gone = [agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag]
         self._over = ALL in gone
         self._wait_for({agent: one for agent, one in obs.items() if agent not in gone}, infos)
-
-    def _stepped(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any) -> None:
-        """Called with what each env step returned; for subclasses."""
 
     def _wait_for(self, obs: Mapping[AgentId, Any], infos: Mapping[AgentId, Any]) -> None:
         self._answers: dict[AgentId, Any] = {}

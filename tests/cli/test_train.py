@@ -272,6 +272,7 @@ def test_the_library_reads_what_the_command_wrote(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:policy 'default_policy'. a gradient was NaN:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:PPO. rewards of about 1e.30 with normalize_values=False:RuntimeWarning")
 def test_numbers_that_json_has_no_form_for_are_null(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(name: str) -> None:
         raise AssertionError(name)

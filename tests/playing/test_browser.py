@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,13 +21,12 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from menv.algorithms import DQN, PPO
+from menv.algorithms import PPO
 from menv.cli.main import main
 from menv.envs import ConnectFour, TicTacToe
 from menv.errors import ConfigError
 from menv.playing import Game
 from menv.playing.browser import PlayServer
-from menv.tracking import Run
 from tests.browser import Browser
 from tests.house.sources import ROOT
 
@@ -233,7 +230,7 @@ def test_wrong_messages_are_refused_and_change_nothing(runs: Mapping[Any, Path])
             "no json": "message: it is no JSON",
             "[" * 4000: "message: it is no JSON",
             "[]": "message: it is a list",
-            '{"do": "dance"}': "message: do is 'dance', expected new, move, advance or look",
+            '{"do": "dance"}': "message: do is 'dance', expected new, move or advance",
             '{"do": "new", "seat": "player9"}': "new: seat is 'player9', expected one of ['player1', 'player2']",
             '{"do": "new", "seat": {}}': "new: seat is {}",
             f'{{"do": "move", "turn": {turn + 1}, "action": 0}}': "earlier position",
@@ -354,80 +351,6 @@ def played(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             yield process, process.stdout.readline().split()[3]
         finally:
             process.send_signal(signal.SIGINT)
-
-
-@pytest.mark.slow
-def test_the_policy_learns_from_games_that_are_played_on_the_page(
-    runs: Mapping[Any, Path], page: Browser, tmp_path: Path
-) -> None:
-    run = shutil.copytree(runs[TicTacToe], tmp_path / "first")
-    with played(str(run), "--env", "menv.envs:TicTacToe", "--browser", "--learn", "--port=0") as (
-        process,
-        url,
-    ):
-        page.open(url)
-        settled(page)
-        trained: list[int] = []
-        while len(trained) < 30 and max(trained, default=0) < 32:
-            page.click(cell(page.evaluate("position.actions[0].action")))
-            settled(page)
-            if page.evaluate("position.done"):
-                trained.append(page.evaluate("learned.trained"))
-                page.click("#new")
-                page.wait_for("!position.done && mine()")
-        assert trained == sorted(trained)
-        assert {16, 32} <= set(trained)
-        page.wait_for("learned.updates === learned.trained / 16")
-        assert page.text("#learned").startswith(f"Moves trained on\n{page.evaluate('learned.trained')}")
-        process.send_signal(signal.SIGINT)
-        assert process.stdout is not None
-        said = process.stdout.read()
-        assert process.wait(20) == 0
-    (folder,) = tmp_path.glob("*-PPO-001")
-    counts = [result["num_env_steps_trained"] for result in Run(folder).results()]
-    assert counts[:2] == [16, 32]
-    assert policy_weights(folder) != policy_weights(run)
-    again = said.partition("play: menv play ")[2]
-    assert str(folder) in again
-    with played(*shlex.split(again)) as (process, url), urllib.request.urlopen(url) as answer:
-        assert answer.status == 200
-
-
-def policy_weights(run: Path, env: Any = TicTacToe) -> list[float]:
-    with Game(run, env=env) as game:
-        (policy,) = game.policies.values()
-        return [float(np.sum(value)) for value in policy.get_weights().values()]
-
-
-@pytest.mark.slow
-def test_dqn_learns_from_the_moves_of_the_person_who_plays_the_only_agent(
-    runs: Mapping[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = {"num_steps_sampled_before_learning_starts": 0, "model": {"fcnet_hiddens": [8]}, "seed": 1}
-    with DQN(config=small, env=Corridor) as algo:
-        run = algo.save(tmp_path / "dqn")
-    env = ["--env", "tests.playing.test_browser:Corridor", "--browser", "--learn", "--port=0"]
-    with played(str(run), *env) as (process, url):
-        with connect(url.replace("http", "ws") + "play", proxy=None) as socket:
-            socket.recv(20)
-            for _ in range(6):
-                position = told(socket, {"do": "new", "seat": "agent0"})["position"]
-                while not position["done"]:
-                    answer = told(socket, {"do": "move", "turn": position["turn"], "action": 1})
-                    position = answer["position"]
-            while not told(socket, {"do": "look"})["learned"]["updates"]:
-                pass
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
-    (folder,) = run.parent.glob("*-DQN-001")
-    first = next(iter(Run(folder).results()))
-    assert (first["num_env_steps_sampled"], first["episode_reward_mean"]) == (16, 3.0)
-    assert first["external"]["num_off_policy_steps"] == 16
-    assert policy_weights(folder, Corridor) != policy_weights(run, Corridor)
-    assert main(["play", str(runs[Corridor]), *env]) == 2
-    assert "PPO learns from the policy's own actions alone, expected DQN" in capsys.readouterr().err
-    assert main(["play", str(run), "--learn"]) == 2
-    assert "--learn: given without --browser" in capsys.readouterr().err
 
 
 def test_the_example_serves_a_run_that_was_trained_before(runs: Mapping[Any, Path]) -> None:
