@@ -120,8 +120,6 @@ class PPOLearner:
             return self._only_clone(demonstrations)
         if self._scale is not None:
             self._scale.follow(columns["value_targets"], columns.get(SampleBatch.VF_PREDS))
-        if self._warns_of_rewards:
-            self._warn_of_rewards(columns)
         weights = self._weights(env_steps)
         rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
         with repeatable(self._device), self._with_policy(), self._learning():
@@ -132,6 +130,8 @@ class PPOLearner:
         stats["cur_lr"] = self._adam.lr
         if self._adam.skipped:
             stats["skipped_updates"] = self._adam.skipped
+        elif self._warns_of_rewards:
+            self._warn_of_rewards(columns)
         stats["cur_kl_coeff"] = self._kl_coeff
         stats["entropy_coeff"] = weights.entropy_coeff
         if "kl" in stats:
