@@ -25,7 +25,7 @@ COMMANDS = {
     "report": "write an HTML report of runs",
     "export": "copy the policies of a run into folders of their own",
     "serve": "answer external clients with the policies of a run",
-    "doctor": "check this installation",
+    "doctor": "show versions, missing extras and GPUs",
     "envs": "list environments by name",
     "check": "find errors in an environment",
     "replay": "repeat the episode in which an environment failed",
