@@ -17,7 +17,7 @@ COMMANDS = {
     "train": "train policies in an environment",
     "sweep": "search settings with Optuna",
     "evaluate": "evaluate trained policies",
-    "watch": "show trained policies in the terminal, as GIF or as video",
+    "watch": "show trained policies in the terminal, or as a GIF",
     "play": "play against trained policies",
     "show": "show the contents of a run, a checkpoint or a policy",
     "dashboard": "show runs in a browser while they train",

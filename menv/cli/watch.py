@@ -1,4 +1,4 @@
-"""`menv watch`: renders the policies of a run in the terminal, or into a GIF or MP4 file."""
+"""`menv watch`: renders the policies of a run in the terminal, or into a GIF."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import argparse
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from menv.cli.arguments import Parser, count, parsed, print_text, take_imports
 from menv.cli.reopen import reopened, take_trust
-from menv.errors import ConfigError, MissingExtraError
+from menv.errors import ConfigError
 from menv.playing.game import Game, Position
 from menv.playing.terminal import picture_lines, status_line
 from menv.serialization import writing
@@ -36,12 +33,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
     take_game(parser)
     parser.add_argument("--episodes", type=count, default=1, help="number of episodes (%(default)s)")
     parser.add_argument("--fps", type=_rate, help="pictures a second (that of the environment, else 10)")
-    file = parser.add_mutually_exclusive_group()
-    file.add_argument("--gif", metavar="FILE", help="write an animated GIF")
-    file.add_argument("--mp4", metavar="FILE", help="write a video; needs imageio-ffmpeg or ffmpeg")
+    parser.add_argument("--gif", metavar="FILE", help="write an animated GIF")
     args = parsed(parser, arguments)
-    path = args.gif or args.mp4
-    ffmpeg = _ffmpeg() if args.mp4 else ""
+    path = args.gif
     if path and not Path(path).absolute().parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {Path(path).parent}, expected one; create it")
     with ExitStack() as stack:
@@ -49,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
         fps = args.fps or float((getattr(game.env, "metadata", None) or {}).get("render_fps") or _FPS)
         shown: _Screen | _Film = _Screen(game, program, fps if args.fps else min(fps, _MOST_FPS_SHOWN))
         if path:
-            shown = stack.enter_context(_gif(path, fps) if args.gif else _mp4(ffmpeg, path, fps))
+            shown = stack.enter_context(_gif(path, fps))
         for episode in range(args.episodes):
             position = _played(game, shown)
             line = f"episode {episode + 1}: {position.outcome}, {position.steps} env steps"
@@ -132,10 +126,11 @@ class _Screen:
 
 
 class _Film:
-    """Passes pictures to the writer of a file; the file shows the last one of an episode for a second."""
+    """Collects the pictures of a GIF, which shows the last one of an episode for a second."""
 
-    def __init__(self, path: str, fps: float, add: Callable[[npt.NDArray[np.uint8]], None]) -> None:
-        self._path, self._hold, self._add = path, round(fps), add
+    def __init__(self, path: str, fps: float) -> None:
+        self._path, self._hold = path, round(fps)
+        self.frames: list[Any] = []
 
     def show(self, position: Position, first: bool = False) -> None:
         if not isinstance(position.picture, np.ndarray):
@@ -143,64 +138,20 @@ class _Film:
                 f"{self._path}: the environment renders {'text' if position.picture else 'nothing'}, expected pictures "
                 "(render_mode rgb_array); watch it in the terminal"
             )
-        for _ in range(self._hold if position.done else 1):
-            self._add(position.picture)
+        frame = quantized(position.picture, f"--gif {self._path}")
+        self.frames += [frame] * (self._hold if position.done else 1)
 
 
 @contextmanager
 def _gif(path: str, fps: float) -> Iterator[_Film]:
-    frames: list[Any] = []
+    film = _Film(path, fps)
     try:
-        yield _Film(path, fps, lambda picture: frames.append(quantized(picture, f"--gif {path}")))
+        yield film
     finally:
         # Ctrl-C keeps what was played.
-        if frames:
+        if film.frames:
             with writing("--gif", path):
-                write_gif(frames, Path(path), fps)
-
-
-@contextmanager
-def _mp4(ffmpeg: str, path: str, fps: float) -> Iterator[_Film]:
-    process: subprocess.Popen[bytes] | None = None
-
-    def add(picture: npt.NDArray[np.uint8]) -> None:
-        nonlocal process
-        if process is None:
-            height, width = picture.shape[:2]
-            size = f"{width}x{height}"
-            reads = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{fps:g}", "-i", "-"]
-            # Players want an even number of pixels.
-            writes = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4", path]
-            process = subprocess.Popen(
-                [ffmpeg, "-y", "-loglevel", "error", *reads, *writes],
-                stdin=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(np.ascontiguousarray(picture).tobytes())
-
-    try:
-        yield _Film(path, fps, add)
-    finally:
-        if process is not None:
-            _, said = process.communicate()
-            if process.returncode:
-                why = (said.decode("utf-8", "replace").strip().splitlines() or ["no reason given"])[-1]
-                raise ConfigError(
-                    f"--mp4 {path}: ffmpeg failed ({why:.200}), expected a video; write --gif FILE"
-                )
-
-
-def _ffmpeg() -> str:
-    with suppress(ImportError, RuntimeError):
-        return str(import_module("imageio_ffmpeg").get_ffmpeg_exe())
-    found = shutil.which("ffmpeg")
-    if found is None:
-        raise MissingExtraError(
-            "--mp4: neither imageio-ffmpeg nor ffmpeg is installed, expected one of them; run: pip install "
-            "imageio-ffmpeg, or write --gif FILE"
-        )
-    return found
+                write_gif(film.frames, Path(path), fps)
 
 
 def _rate(text: str) -> float:

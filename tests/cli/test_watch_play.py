@@ -190,25 +190,6 @@ def test_a_gif_holds_every_step(runs: Path, tmp_path: Path, capsys: pytest.Captu
     assert said.endswith(f"wrote {file}\n")
 
 
-def test_a_video_is_piped_to_ffmpeg(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    arguments = ["watch", str(runs / "tictactoe"), "--mp4", str(tmp_path / "game.mp4"), "--fps", "2"]
-    assert main(arguments) == 1
-    assert "neither imageio-ffmpeg nor ffmpeg is installed" in capsys.readouterr().err
-    program = tmp_path / "ffmpeg"
-    program.write_text('#!/bin/sh\nfor last; do :; done\n/bin/cat > "$last"\n')
-    program.chmod(0o755)
-    assert main(arguments) == 0
-    steps = int(capsys.readouterr().out.split(", ")[1].split()[0])
-    assert (tmp_path / "game.mp4").stat().st_size == (steps + 2) * 192 * 192 * 3
-    program.write_text("#!/bin/sh\necho cannot encode >&2\nexit 3\n")
-    assert main(arguments) == 2
-    assert "ffmpeg failed (cannot encode)" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
