@@ -25,6 +25,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -214,12 +215,9 @@ class Run:
     @property
     def is_running(self) -> bool:
         """Whether a process is writing the folder."""
-        try:
-            locked(self.path).close()
-        except ConfigError:
-            return True
-        except OSError:
-            return False
+        # Reading needs no right to write, and leaves no file behind.
+        with suppress(OSError), (self.path / ".lock").open("rb") as file:
+            return not _shares(file)
         return False
 
     def progress(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
@@ -313,22 +311,41 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def locked(folder: Path) -> BinaryIO:
     """Return a file that is locked until it is closed or the process ends."""
-    file = (folder / ".lock").open("ab")
+    file = (folder / ".lock").open("a+b")
     if os.name == "nt":
         return file
     import fcntl
 
+    for _ in range(1000):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Those who only look at the run share a lock for a moment.
+            if not _shares(file):
+                break
+            time.sleep(0.001)
+        except OSError:
+            # Some file systems have no locks.
+            return file
+        else:
+            return file
+    file.close()
+    raise ConfigError(
+        f"run {folder}: another process is writing it, expected a run that has ended; wait for it, or stop it"
+    )
+
+
+def _shares(file: BinaryIO) -> bool:
+    """Lock a file with others that look at it; return False if a process is writing the run."""
+    if os.name == "nt":
+        return True
+    import fcntl
+
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
-        raise ConfigError(
-            f"run {folder}: another process is writing it, expected a run that has ended; wait for it, or stop it"
-        ) from None
-    except OSError:
-        # Some file systems have no locks.
-        pass
-    return file
+        return False
+    return True
 
 
 def cut_after(folder: Path, iteration: int) -> None:

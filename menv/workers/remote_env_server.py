@@ -6,7 +6,6 @@ ends of episodes when the process is lost. It never waits. `combined_ready` comb
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from menv.base_env import (
 from menv.errors import EnvFault
 from menv.workers.engine import RemoteActor, Ts
 from menv.workers.env_server import EnvServer, Present, ServerUpdate, unpack_stack
+from menv.workers.watchdog import RunningClock
 
 
 class LossReason(NamedTuple):
@@ -154,12 +154,14 @@ class RemoteEnvServer:
     """One env server with `size` sub-environments, beginning at number `first`.
 
     `actor` is the remote `EnvServer`. `asked` describes the unanswered requests: the kind of answer, the
-    sub-environments that begin with it, and the number of resets and steps that it may take. `since` is the time at
-    which the oldest one began. `failed` counts failed starts in a row. `ended` is True without a process, after too
-    many losses.
+    sub-environments that begin with it, and the number of resets and steps that it may take. `since` is the time of
+    `clock` at which the oldest one began. `failed` counts failed starts in a row. `ended` is True without a process,
+    after too many losses.
     """
 
-    def __init__(self, first: int, size: int, seats: list[tuple[EnvId, AgentId]]) -> None:
+    def __init__(
+        self, first: int, size: int, seats: list[tuple[EnvId, AgentId]], clock: RunningClock
+    ) -> None:
         self.first = first
         self.size = size
         self.actor: RemoteActor
@@ -171,6 +173,7 @@ class RemoteEnvServer:
         self.layout = _empty_layout()
         self.undelivered = UndeliveredRows()
         self._seats = seats
+        self._clock = clock
         # [k] env steps in the last update.
         self.env_steps: IntArray = np.zeros(size, np.int64)
         self._starts: list[int] = [0] * size
@@ -206,7 +209,7 @@ class RemoteEnvServer:
         """Use another process, of which only the creation was requested."""
         self.actor, self.ended = actor, False
         self.asked = deque([("created", (), self.size)])
-        self.since = time.monotonic()
+        self.since = self._clock.now()
         self.layout, self._held = _empty_layout(), {}
         # Its slots are renumbered; slots of held-back trajectories stay in use.
         used = sorted([*self._free, *self._own])
@@ -247,7 +250,7 @@ class RemoteEnvServer:
     ) -> None:
         """Request a method of the server; it may take one step of each sub-environment, and `more_steps`."""
         if not self.asked:
-            self.since = time.monotonic()
+            self.since = self._clock.now()
         self.asked.append((kind, begins, self.size + more_steps))
         try:
             self.actor.ask(method, *args)
@@ -268,7 +271,7 @@ class RemoteEnvServer:
 
     def answered(self) -> Kind:
         """Remove the oldest request, which was answered, and return its kind."""
-        self.since = time.monotonic()
+        self.since = self._clock.now()
         return self.asked.popleft()[0]
 
     def own_slots(self, slots: Any) -> IntArray:

@@ -37,7 +37,7 @@ from menv.workers.remote_env_server import (
     RemoteLayout,
     combined_ready,
 )
-from menv.workers.watchdog import creation_limit
+from menv.workers.watchdog import RunningClock, creation_limit
 
 _LONGEST = 360
 
@@ -95,8 +95,9 @@ class RemoteEnvs(Adapter):
         # Type and message of the last loss, by the server's first sub-environment.
         self._last_loss: dict[int, tuple[str, str]] = {}
         self._crashes = CrashLog(tolerated=tolerated, creator=True)
+        self._clock = RunningClock(env_timeout)
         self._servers = [
-            RemoteEnvServer(first, min(per_process, num_envs - first), self.seats)
+            RemoteEnvServer(first, min(per_process, num_envs - first), self.seats, self._clock)
             for first in range(0, num_envs, per_process)
         ]
         for server in self._servers:
@@ -505,19 +506,19 @@ class RemoteEnvs(Adapter):
         server.begin(indices, 1)
 
     def _time_left(self, servers: Sequence[RemoteEnvServer], timeout: float | None) -> float | None:
-        """Return how long to wait before a server may be overdue, at most `timeout`."""
+        """Return how long to wait before looking whether a server is overdue, at most `timeout`."""
         limits_left = [
             server.since + limit for server in servers if (limit := self._limit(server)) is not None
         ]
         if not limits_left:
             return timeout
-        until = max(0.0, min(limits_left) - time.monotonic())
+        until = min(max(0.0, min(limits_left) - self._clock.now()), self._clock.longest)
         return until if timeout is None else min(until, timeout)
 
     def _overdue(self, server: RemoteEnvServer) -> bool:
         """Return whether a server has exceeded its time limit."""
         limit = self._limit(server)
-        return limit is not None and time.monotonic() - server.since >= limit
+        return limit is not None and self._clock.now() - server.since >= limit
 
     def _give_up(self, server: RemoteEnvServer) -> WorkerLostError:
         """Kill the process of a hanging server, and return the error for it."""

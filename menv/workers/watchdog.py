@@ -1,18 +1,26 @@
-"""A watchdog ends this process when an environment in it does not return.
+"""A watchdog ends this process when an environment in it does not return, or when the process is frozen.
 
 `menv.algorithms.rollout_worker` uses one with an `env_timeout`, and limits the creation of environments. Python cannot
-interrupt an environment that hangs, so a timer of `faulthandler` writes the stack of every thread to stderr and ends
-the process; the driver shows that.
+interrupt an environment that hangs and may keep every thread waiting, so a small process of its own counts the seconds
+without a sign of life. It lets `faulthandler` write the stack of every thread to stderr and ends the process; the
+driver shows that. Where all processes are paused, as with the lid of a laptop or `docker pause`, it does not count.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import PurePath
 from types import TracebackType
 
@@ -41,14 +49,6 @@ def where_it_hung(stderr: str) -> str | None:
     return "a place that could not be written down" if _FIRST in stderr else None
 
 
-def _pause(seconds: float) -> float:
-    """Return the pause between two checks, about a second; the timer expires in the middle of a pause.
-
-    The timer reads the stacks of running threads and would crash if this one woke up meanwhile.
-    """
-    return seconds / (max(3, math.ceil(seconds)) + 0.5)
-
-
 def last_of(lines: Sequence[str], most: int) -> Sequence[str]:
     """Return at most `most` of the last lines of a stderr, beginning at the last stack if it is cut.
 
@@ -70,50 +70,117 @@ def creation_limit(env_timeout: float | None) -> float | None:
 @contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
     """Limit the time of a block; None is unlimited."""
-    if seconds is not None:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+    if seconds is None:
+        yield
+        return
+    watcher = _Watcher(seconds)
     try:
         yield
     finally:
-        if seconds is not None:
-            faulthandler.cancel_dump_traceback_later()
+        watcher.close()
 
 
 class Watchdog:
-    """Ends the process if `progress()` does not change for `seconds` while it is entered; None disables it."""
+    """Ends the process if `progress()` does not change for `seconds` while it is entered; None disables it.
+
+    It ends a frozen process in any case.
+    """
 
     def __init__(self, seconds: float | None, progress: Callable[[], int]) -> None:
-        self._seconds = seconds
         self._progress = progress
-        self._watches = threading.Event()
-        self._lock = threading.Lock()
+        self._watches = False
         if seconds is not None:
-            threading.Thread(target=self._watch, args=(seconds,), name="menv watchdog", daemon=True).start()
+            args = (weakref.ref(self), _Watcher(seconds))
+            threading.Thread(target=_show_life, args=args, name="menv watchdog", daemon=True).start()
 
     def __enter__(self) -> None:
-        if self._seconds is not None:
-            self._set(self._seconds)
-            self._watches.set()
+        self._watches = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock:
-            self._watches.clear()
-            if self._seconds is not None:
-                faulthandler.cancel_dump_traceback_later()
+        self._watches = False
 
-    def _watch(self, seconds: float) -> None:
-        pause, before = threading.Event(), None
-        while True:
-            self._watches.wait()
-            pause.wait(_pause(seconds))
-            now = self._progress()
-            if now != before:
-                before = now
-                with self._lock:
-                    if self._watches.is_set():
-                        self._set(seconds)
+    def look(self) -> int | None:
+        """Return the progress, None while nothing has to progress."""
+        return self._progress() if self._watches else None
 
-    def _set(self, seconds: float) -> None:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+
+def _show_life(watchdog: weakref.ref[Watchdog], watcher: _Watcher) -> None:
+    before = None
+    while (one := watchdog()) is not None:
+        now = one.look()
+        del one
+        if now is None or now != before:
+            watcher.sign_of_life()
+        before = now
+        time.sleep(watcher.tick)
+    watcher.close()
+
+
+class RunningClock:
+    """Counts the seconds for one who looks at least once in `longest` seconds while it waits.
+
+    A pause of this process, or a time in which nobody waits, counts as `longest`, a part of `env_timeout`.
+    """
+
+    def __init__(self, env_timeout: float | None) -> None:
+        self.longest = min(1.0, (env_timeout or math.inf) / 4)
+        self._seen, self._now = time.monotonic(), 0.0
+
+    def now(self) -> float:
+        """Return the seconds."""
+        moment = time.monotonic()
+        self._now += min(moment - self._seen, self.longest)
+        self._seen = moment
+        return self._now
+
+
+class _Watcher:
+    """The process that ends this one after `seconds` without a sign of life, counted in ticks of at most a second.
+
+    A pause of both is one tick, however long it lasts.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        ticks = max(3, math.ceil(seconds))
+        self.tick = seconds / ticks
+        faulthandler.register(_DUMP, file=_STDERR)
+        # One tick more: a sign of life may come a tick after the progress that it is for.
+        words = [os.getpid(), ticks + 1, self.tick, int(_DUMP), f"{_FIRST}{timedelta(seconds=seconds)})!"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-ISc", _WATCH, *map(str, words)], stdin=subprocess.PIPE, stderr=_STDERR, bufsize=0,
+            # Outside of the group of this process, which may be frozen or ended as a whole.
+            process_group=0,
+        )  # fmt: skip
+
+    def sign_of_life(self) -> None:
+        assert self._process.stdin is not None
+        # Without the watcher the process goes on unwatched.
+        with suppress(OSError):
+            self._process.stdin.write(b".")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+_DUMP = signal.SIGUSR2
+_WATCH = """
+import os, select, signal, sys, time
+pid, ticks, tick, dump, words = sys.argv[1:]
+pid, left = int(pid), int(ticks)
+while left and os.getppid() == pid:
+    left -= 1
+    if select.select([0], [], [], float(tick))[0]:
+        left = int(ticks)
+        if not os.read(0, 4096):
+            break
+else:
+    if os.getppid() != pid:
+        sys.exit()
+    os.write(2, words.encode() + b"\\n")
+    os.kill(pid, int(dump))
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)
+"""

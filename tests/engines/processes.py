@@ -45,10 +45,10 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def children() -> set[int]:
-    """Return the processes that this one has started and that still are there, zombies too."""
+def children(of: int | str = "self") -> set[int]:
+    """Return the processes that this one, or another, has started and that still are there, zombies too."""
     found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{of}/task").iterdir():
         # A thread may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
             found.update(map(int, (task / "children").read_text().split()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from menv.workers import watchdog
 from menv.workers.process_engine import in_a_line
 from menv.workers.watchdog import last_of, where_it_hung
 
@@ -65,12 +64,3 @@ def test_the_line_about_the_timer_is_kept_above_many_frames() -> None:
     kept = last_of((WHOLE + '  File "/games/loop.py", line 7 in play\n' * 40).splitlines(), 20)
     assert (kept[0], len(kept)) == ("Timeout (0:00:02)!", 20)
     assert where_it_hung("\n".join(kept)) == "step (world.py:41)"
-
-
-@pytest.mark.parametrize("seconds", [0.2, 1.0, 2.0, 2.5, 30.0, 600.0])
-def test_no_look_is_due_when_the_timer_rings(seconds: float) -> None:
-    # Looks may be late, each by a little: the last one before the timer rings, and the one after it, are far from it.
-    pause = watchdog._pause(seconds)
-    before = int(seconds / pause) * pause
-    assert pause <= 1.0
-    assert min(seconds - before, before + pause - seconds) == pytest.approx(pause / 2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,25 @@ def test_a_killed_run_keeps_every_complete_iteration(tmp_path: Path) -> None:
     assert len(run.progress()["training_iteration"]) in (len(iterations) - 1, len(iterations))
     with PPO.from_checkpoint(path) as algo:
         assert algo.iteration >= len(iterations) - 1
+
+
+def test_those_who_look_at_a_run_neither_keep_it_from_starting_nor_leave_anything(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", {"env": "x"})
+    run = Run(folder.path)
+    assert run.is_running
+    folder.close()
+    with (folder.path / ".lock").open("rb") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        # Someone else looks at the same time.
+        assert not run.is_running
+        timer = threading.Timer(0.1, look.close)
+        timer.start()
+        again = RunFolder(folder.path, {"env": "x"})
+    assert run.is_running
+    again.close()
+    (folder.path / ".lock").unlink()
+    assert not run.is_running
+    assert not (folder.path / ".lock").exists()
 
 
 def test_lines_that_were_half_written_are_left_out(tmp_path: Path) -> None:

@@ -129,6 +129,21 @@ class Raising(Counting):
             raise ZeroDivisionError("no wheels")
 
 
+class Freezing(Counting):
+    """Stops its process once, as someone else may with a signal."""
+
+    def act(self) -> None:
+        if self.at == 3 and self.config.worker_index < 2 and self.once():
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Slow(Counting):
+    """Takes its time in each step."""
+
+    def act(self) -> None:
+        time.sleep(0.005)
+
+
 class Away(Counting):
     """Ends its process in each step while there is a file `away`, or raises."""
 
