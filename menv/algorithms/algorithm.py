@@ -66,11 +66,13 @@ class Algorithm:
     Attributes:
         config: The settings, complete.
         last_result: What `train()` returned last, {} before.
+        run_dir: The run folder that `learn` writes, None without one.
     """
 
     recipe: ClassVar[Recipe]
     """Trains the policies that name no other algorithm."""
     last_result: Mapping[str, Any] = {}
+    run_dir: Path | None = None
 
     if not TYPE_CHECKING:
         __getattr__ = hinted("Algorithm")

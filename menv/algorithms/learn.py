@@ -28,6 +28,7 @@ from menv.serving.interrupts import Terminations, updates
 from menv.tracking.progress import progress
 from menv.tracking.report import flat_settings
 from menv.tracking.run_folder import VIDEOS, Run, RunFolder
+from menv.tracking.services import services_of
 from menv.tracking.tensorboard import TensorBoard, tensorboard_classes
 from menv.tracking.tracker import Tracker, Trackers
 
@@ -73,19 +74,20 @@ def run_folder(algo: Algorithm, path: str | PathLike[str], zoo: str | None = Non
         "config": stored_config(algo.config, algo._policy_set.policy_map),
     }
     folder = RunFolder(path, content, iteration=algo.iteration)
+    algo.run_dir = folder.path
     algo._crash_capsules.folder = folder.path / CRASHES
     return folder
 
 
-def folder_trackers(folder: RunFolder | None) -> list[Tracker]:
-    """Return the trackers that write a run folder, [] without one."""
+def folder_trackers(folder: RunFolder | None, given: Sequence[Tracker] = ()) -> list[Tracker]:
+    """Return `given`, after the trackers that write a run folder and the services that it remembers."""
     if folder is None:
-        return []
-    try:
+        return [*given]
+    own: list[Tracker] = [folder]
+    with suppress(MissingExtraError):
         tensorboard_classes()
-    except MissingExtraError:
-        return [folder]
-    return [folder, TensorBoard(folder.path, folder.path / VIDEOS)]
+        own.append(TensorBoard(folder.path, folder.path / VIDEOS))
+    return [*own, *services_of(folder.path, {}, given), *given]
 
 
 def hyperparameters(algo: Algorithm) -> dict[str, Any]:
@@ -230,9 +232,10 @@ def learn(
     if save_every is not None and run_dir is None:
         raise ConfigError("learn: save_every without run_dir, expected a folder; pass run_dir='runs/my-run'")
     rule = StopRule(bounds, evaluates=algo.config.evaluation_interval is not None)
+    algo.run_dir = None
     folder = None if run_dir is None else run_folder(algo, run_dir)
     saving = Saving(None if folder is None else folder.checkpoints, save_every)
-    own = [*folder_trackers(folder), *trackers]
+    own = folder_trackers(folder, trackers)
     if progress_bar:
         own.append(shown := progress(stop=bounds))
         shown.announce(headline(algo, folder))
@@ -302,11 +305,12 @@ def train_until(
     """
     followers = Trackers(trackers)
     saving.begin(algo.iteration)
-    followers.call(Tracker.begin, algo)
     reason = "interrupted"
     try:
+        followers.call(Tracker.begin, algo)
         reason = _train(algo, rule, saving, followers, stopped)
     except KeyboardInterrupt as error:
+        followers.call(Tracker.raised, error)
         if saving.folder is not None:
             error.add_note(
                 f"{algo.recipe.name}.from_checkpoint({str(saving.folder.parent)!r}) resumes the run"
@@ -314,6 +318,7 @@ def train_until(
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
+        followers.call(Tracker.raised, error)
         raise
     finally:
         try:
@@ -338,8 +343,11 @@ def _train(
             if algo.last_result.get("training_iteration") == iteration:
                 trackers.call(Tracker.result, algo.last_result)
             raise
-        with updates:
-            trackers.call(Tracker.result, result)
+        try:
+            with updates:
+                trackers.call(Tracker.result, result, held=True)
+        finally:
+            trackers.call(Tracker.result, result, held=False)
         # That a bound is impossible may show late, after progress that is worth saving.
         if wrong := rule.impossible(result):
             raise ConfigError(wrong)

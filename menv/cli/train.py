@@ -58,8 +58,8 @@ from menv.serialization import path_given
 from menv.serving.interrupts import Terminations
 from menv.spaces import close_unused
 from menv.tracking.progress import progress
-from menv.tracking.run_folder import VIDEOS, Run, cut_after, locked, next_run_dir
-from menv.tracking.services import MLflow, WeightsAndBiases
+from menv.tracking.run_folder import Run, RunFolder, cut_after, locked, next_run_dir
+from menv.tracking.services import services_of
 from menv.tracking.tensorboard import tensorboard_classes
 from menv.tracking.tracker import Tracker
 
@@ -165,15 +165,13 @@ def train(args: argparse.Namespace, resumes: str = "resuming") -> int:
     if zoo is not None:
         shown.announce(f"settings of menv/zoo/{zoo.source}; --no-zoo ignores them")
     with algorithm_of(args, zoo) as algo, Terminations(program=True) as termination:
-        path = None if args.no_save else _run_dir(args, algo)
-        services = _services(args, algo, path)
-        folder = None if path is None else run_folder(algo, path, None if zoo is None else zoo.source)
+        folder, services = _begun(args, algo, None if zoo is None else zoo.source)
         shown.announce(headline(algo, folder))
         rule = StopRule(args.stop, evaluates=algo.config.evaluation_interval is not None)
         saving = Saving(None if folder is None else folder.checkpoints, args.save_every, args.keep)
         if done := rule.reached(algo.counts()):
             print_error(f"menv train: nothing to train: {done} already, the bound of --stop")
-        trackers = [*folder_trackers(folder), *services, shown]
+        trackers = [shown, *folder_trackers(folder, services)]
         status, agents = 0, playable_agents(algo)
         try:
             train_until(algo, rule, saving, trackers, lambda: "stdout is closed" if shown.failed else "")
@@ -230,14 +228,21 @@ def _has_checkpoint(args: argparse.Namespace) -> bool:
     return False
 
 
-def _services(args: argparse.Namespace, algo: Algorithm, run_dir: Path | None) -> Sequence[Tracker]:
-    """Return the trackers of services, whose runs have begun."""
-    videos = run_dir and run_dir / VIDEOS
-    kinds = ((WeightsAndBiases, args.wandb), (MLflow, args.mlflow))
-    services = [kind(name, videos) for kind, name in kinds if name is not None]
-    for service in services:
-        service.begin(algo)
-    return services
+def _begun(
+    args: argparse.Namespace, algo: Algorithm, zoo: str | None
+) -> tuple[RunFolder | None, list[Tracker]]:
+    """Return the run folder and the trackers of services; a service that refuses the run leaves no folder."""
+    algo.run_dir = None if args.no_save else _run_dir(args, algo)
+    services = services_of(algo.run_dir, {"wandb": args.wandb, "mlflow": args.mlflow})
+    try:
+        for service in services:
+            service.begin(algo)
+        return None if algo.run_dir is None else run_folder(algo, algo.run_dir, zoo), services
+    except BaseException as error:
+        for service in services:
+            service.raised(error)
+            service.end(str(error))
+        raise
 
 
 def _run_dir(args: argparse.Namespace, algo: Algorithm) -> Path:

@@ -66,6 +66,7 @@ class PlainLines(Tracker):
     An error of the display does not end the run; `failed` is the first one.
     """
 
+    holds_signals = True
     _pause = _PLAIN_S
 
     def __init__(self, stop: Mapping[str, float] | None = None) -> None:

@@ -10,6 +10,7 @@
         checkpoints/    what `Algorithm.save` writes
         videos/         recorded episodes
         crashes/        what `menv replay` repeats, for faults of environments
+        services.json   the runs of W&B and MLflow that a resumed run continues
 
 Each line is flushed when its iteration is over, so a process that is killed loses the running iteration at most.
 """
@@ -45,6 +46,7 @@ _COMMAND = "command.txt"
 _RESULTS = "results.jsonl"
 _PROGRESS = "progress.csv"
 _DIGEST = "digest.txt"
+_SERVICES = "services.json"
 _KIND = "menv run"
 _LEFT_OUT = ("sampler_results", "hist_stats", "episode_media")
 """Parts of a result that are repeated in it, or hold pictures."""
@@ -77,6 +79,8 @@ class JSONL(Tracker):
         ConfigError: It is no path.
         NotWrittenError: The folder cannot be made.
     """
+
+    holds_signals = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path_given(type(self).__name__, path)
@@ -120,6 +124,8 @@ class RunFolder(Tracker):
         ConfigError: The folder holds something else, or another process is writing this run.
         NotWrittenError: It cannot be written.
     """
+
+    holds_signals = True
 
     def __init__(
         self,
@@ -307,6 +313,23 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: no JSON object, expected the JSON of a run")
     return content
+
+
+def known_services(folder: Path | None) -> dict[str, tuple[str, str]]:
+    """Return the project or experiment and the run of each service that a run folder remembers."""
+    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+        if folder is not None:
+            known = json.loads((folder / _SERVICES).read_text("utf-8"))
+            return {str(package): (str(name), str(run)) for package, (name, run) in known.items()}
+    return {}
+
+
+def remember_service(folder: Path | None, package: str, name: str, run: str) -> None:
+    """Write the run of a service into a run folder, if there is one."""
+    if folder is not None and _holds_run(folder):
+        known = {**known_services(folder), package: (name, run)}
+        with writing("run_dir", f"the runs of services in {folder}"):
+            _replace(folder / _SERVICES, json_text(known))
 
 
 def locked(folder: Path) -> BinaryIO:

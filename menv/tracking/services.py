@@ -1,113 +1,326 @@
-"""Results in Weights & Biases and in MLflow, by their packages wandb and mlflow; the tags are as in TensorBoard."""
+"""Results in Weights & Biases and in MLflow, by their packages wandb and mlflow; the tags are as in TensorBoard.
+
+Calls of a service are made in a thread beside the training, which does not wait for a service that went away. The run
+folder remembers the run of a service, and a resumed run continues it.
+"""
 
 from __future__ import annotations
 
+import atexit
+import logging
 import re
+import secrets
+import sys
+import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 from menv.errors import ConfigError, MissingExtraError
+from menv.tracking.run_folder import VIDEOS, known_services, remember_service
 from menv.tracking.tensorboard import grouped_numbers
 from menv.tracking.tracker import NewVideos, Tracker
 
+_log = logging.getLogger("menv.tracking")
+
+_MOST_CALLS = 1000
+"""Calls that wait for a service; those that do not fit are left out."""
+_PAUSE_S = 30.0
+"""Seconds without a call after an error."""
+_LAST_S, _HURRY_S = 60.0, 5.0
+"""Seconds that the end of a run waits for one call, and after an error or Ctrl-C for all of them."""
+_ILLEGAL, _LONGEST = re.compile(r"[^\w\-. /]|^_"), 250
+"""What services refuse in a name, and its bytes."""
+_STEPS = "counts/num_env_steps_sampled"
+
+
+class _Calls:
+    """Makes calls in a thread, in order; one that raises is made once more after a pause."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: SimpleQueue[tuple[str, Callable[[], object]] | None] = SimpleQueue()
+        self._closing, self._ended = Event(), Event()
+        self._added: Counter[str] = Counter()
+        self._made: Counter[str] = Counter()
+        self._since = 0.0
+        self._error: Exception | None = None
+        self._warned = False
+        # Python does not wait for this thread when it exits.
+        Thread(target=self._work, name=f"menv {name}", daemon=True).start()
+
+    def add(self, what: str, call: Callable[[], object]) -> None:
+        """Let the thread make a call; `what` names it if it is not made."""
+        self._added[what] += 1
+        if self._waiting.qsize() < _MOST_CALLS:
+            self._waiting.put((what, call))
+
+    def close(self, *, hurried: bool) -> None:
+        """Wait as long as calls succeed, and log which ones were not made."""
+        self._closing.set()
+        self._waiting.put(None)
+        hurried = hurried or self._error is not None
+        try:
+            while not (self._ended.wait(_HURRY_S) or hurried or time.monotonic() > self._since + _LAST_S):
+                pass
+        finally:
+            missing = [
+                f"{count} {what}{'s' * (count > 1)}" for what, count in (self._added - self._made).items()
+            ]
+            if missing:
+                _log.warning(
+                    "%s: not sent: %s (%s), expected a service that answers; see its logs", self._name,
+                    ", ".join(missing), _in_words(self._error),
+                )  # fmt: skip
+
+    def _work(self) -> None:
+        while (entry := self._waiting.get()) is not None:
+            what, call = entry
+            self._make(call)
+            if self._error is not None:
+                self._closing.wait(_PAUSE_S)
+                self._make(call)
+            self._made[what] += self._error is None
+            if self._error is not None and self._closing.is_set():
+                break
+        self._ended.set()
+
+    def _make(self, call: Callable[[], object]) -> None:
+        self._since = time.monotonic()
+        try:
+            call()
+            self._error = None
+        except Exception as error:
+            self._error = error
+            if not self._warned:
+                _log.warning(
+                    "%s: %s; training continues without it for a while", self._name, _in_words(error)
+                )
+            self._warned = True
+
+
+def _in_words(error: Exception | None) -> str:
+    if error is None:
+        return "no answer"
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0].strip(' .'):.120}"
+
 
 class _Service(Tracker):
-    """Begins a run of a service once; see the subclasses.
+    """Logs a run; the methods of subclasses that begin with `_` are called in the thread.
 
     Args:
         name: The name of the project or experiment.
         videos: A folder of recorded episodes.
+
+    Attributes:
+        run_id: The service's name of the run, "" before it began.
     """
 
-    _package: str
+    holds_signals = True
+    package: str
 
     def __init__(self, name: str, videos: str | PathLike[str] | None = None) -> None:
-        self._name, self._videos = name, NewVideos(videos)
-        self._run: Any = None
+        self._name, self._videos, self.run_id = name, NewVideos(videos), ""
+        self._calls: _Calls | None = None
+        self._error: BaseException | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers receive callbacks, but no run.
-        return {**vars(self), "_run": None, "_client": None}
+        return {"_name": self._name, "_videos": self._videos, "_calls": None}
 
     def begin(self, algorithm: Any) -> None:
-        """Begin the run, unless it has begun.
+        """Begin a run and wait until the service accepts it, or continue the one of the run folder.
 
         Raises:
             ConfigError: The service cannot begin a run.
             MissingExtraError: Its package is not installed.
         """
-        name = self._package
+        folder: Path | None = algorithm.run_dir
+        if self._calls is None:
+            settings = {legal_name(key): value for key, value in algorithm.hyperparameters.items()}
+            own = f"{settings['env']:.80}-{settings['algorithm']}-{secrets.token_hex(4)}"
+            known, run_id = known_services(folder).get(self.package, ("", ""))
+            self.run_id = run_id if known == self._name else ""
+            self._starting: Any = (settings, own if folder is None else folder.resolve().name[:128])
+            self._error, self._calls = None, _Calls(self.package)
+            atexit.register(self._exit)
+            if not self.run_id:
+                self._wait_for_start(self._calls)
+        remember_service(folder, self.package, self._name, self.run_id)
+
+    def _wait_for_start(self, calls: _Calls) -> None:
+        answer: Future[None] = Future()
+        calls.add("start", partial(_answer, answer, self._call))
         try:
-            if self._run is None:
-                self._client = import_module(name)
-                self._run = self._start(algorithm.hyperparameters)
-        except ImportError as error:
-            raise MissingExtraError(
-                f"--{name}: the package {name} is not installed, expected it; run: pip install {name}"
-            ) from error
-        except Exception as error:
-            why = str(error).partition("\n")[0].strip(" .")
-            raise ConfigError(
-                f"--{name}: {type(error).__name__}: {why:.120}, expected a service that accepts runs; see the settings "
-                f"of {name}, or leave --{name} out"
-            ) from error
+            answer.result()
+        except BaseException as error:
+            self._calls, name = None, self.package
+            atexit.unregister(self._exit)
+            if isinstance(error, ImportError):
+                raise MissingExtraError(
+                    f"--{name}: the package {name} is not installed, expected it; run: pip install {name}"
+                ) from error
+            if isinstance(error, Exception):
+                raise ConfigError(
+                    f"--{name}: {_in_words(error)}, expected a service that accepts runs; see the settings of {name}, "
+                    f"or leave --{name} out"
+                ) from error
+            raise
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Log a result."""
+        numbers = {legal_name(tag): value for tag, value in grouped_numbers(result).items()}
+        self._send("result", self._log, numbers, self._videos.look(), result["num_env_steps_sampled"])
+
+    def saved(self, folder: Path) -> None:
+        """Log a checkpoint, unless it is removed before its turn comes."""
+        self._send("checkpoint", lambda: folder.is_dir() and self._log_checkpoint(folder))
+
+    def raised(self, error: BaseException) -> None:
+        """Let the service know at the end."""
+        self._error = error
+
+    def end(self, reason: str) -> None:
+        """End the run, and wait as long as the service answers."""
+        self._send("end", lambda: self._finish(self._error))
+        calls, self._calls = self._calls, None
+        atexit.unregister(self._exit)
+        if calls is not None:
+            calls.close(hurried=isinstance(self._error, KeyboardInterrupt))
+
+    def _exit(self) -> None:
+        # What is named as `callbacks` has no other end.
+        self._error = getattr(sys, "last_value", None)
+        self.end("")
+
+    def _send(self, what: str, call: Callable[..., object], *args: Any) -> None:
+        if self._calls is not None:
+            self._calls.add(what, partial(self._call, call, *args))
+
+    def _call(self, call: Callable[..., object] = lambda: None, *args: Any) -> None:
+        if self._starting is not None:
+            self.run_id, self._starting = self._start(*self._starting), None
+        call(*args)
 
     @abstractmethod
-    def _start(self, settings: dict[str, Any]) -> Any: ...
+    def _start(self, settings: dict[str, Any], name: str) -> str:
+        """Begin a run, or continue the run `run_id`, and return its id."""
+
+    @abstractmethod
+    def _log(self, numbers: dict[str, float], videos: Sequence[Path], steps: int) -> None: ...
+
+    @abstractmethod
+    def _log_checkpoint(self, folder: Path) -> None: ...
+
+    @abstractmethod
+    def _finish(self, error: BaseException | None) -> None: ...
+
+
+def _answer(future: Future[None], call: Callable[[], None]) -> None:
+    try:
+        call()
+        future.set_result(None)
+    except Exception as error:
+        future.set_exception(error)
+
+
+def legal_name(name: str) -> str:
+    """Return a name that services accept: always the same one for a name, and different ones for different names."""
+    parts = ["_" if part in ("", ".", "..") else part for part in _ILLEGAL.sub("_", name).split("/")]
+    legal, given = "/".join(parts).encode(), name.encode("utf-8", "backslashreplace")
+    if legal == given and len(legal) <= _LONGEST:
+        return name
+    if len(legal) > _LONGEST - 9:
+        # What a number is stands at the end of its name.
+        legal = legal[:160] + b"_" + legal[-80:]
+    return f"{legal.decode(errors='ignore')}-{sha256(given).hexdigest()[:8]}"
 
 
 class WeightsAndBiases(_Service):
-    """Logs settings, the numbers of each result, new videos and checkpoints to a new run of the project `name`."""
+    """Logs settings, the numbers of each result, new videos and checkpoints to a run of the project `name`.
 
-    _package = "wandb"
+    Checkpoints are versions of the run's artifact; the axis of curves is `counts/num_env_steps_sampled`.
+    """
 
-    def _start(self, settings: dict[str, Any]) -> Any:
-        return self._client.init(project=self._name, config=settings)
+    package = "wandb"
 
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Log a result at its env steps."""
-        videos = {f"videos/{path.stem}": self._client.Video(str(path)) for path in self._videos.look()}
-        self._run.log({**grouped_numbers(result), **videos}, step=result["num_env_steps_sampled"])
+    def _start(self, settings: dict[str, Any], name: str) -> str:
+        self._client = import_module("wandb")
+        known = {"id": self.run_id, "resume": "allow"} if self.run_id else {}
+        self._run = self._client.init(project=self._name, name=name, **known)
+        self._run.config.update(settings, allow_val_change=True)
+        # W&B drops what is logged at a step of its own axis that has passed, such as the first steps of a resumed run.
+        self._run.define_metric(_STEPS)
+        self._run.define_metric("*", step_metric=_STEPS)
+        return str(self._run.id)
 
-    def saved(self, folder: Path) -> None:
-        """Log a checkpoint as a version of the run's artifact."""
-        name = f"checkpoint-{self._run.id}"
+    def _log(self, numbers: dict[str, float], videos: Sequence[Path], steps: int) -> None:
+        shown = {f"videos/{path.stem}": self._client.Video(str(path)) for path in videos}
+        self._run.log({**numbers, **shown, _STEPS: steps})
+
+    def _log_checkpoint(self, folder: Path) -> None:
+        name = f"checkpoint-{self.run_id}"
         self._run.log_artifact(str(folder), name=name, type="model", aliases=["latest", folder.name])
 
-    def end(self, reason: str) -> None:
-        """Finish the run; `begin` begins another."""
-        self._run.finish()
-        self._run = None
+    def _finish(self, error: BaseException | None) -> None:
+        self._run.finish(exit_code=0 if error is None else 1)
 
 
 class MLflow(_Service):
-    """Logs settings, the numbers of each result, new videos and checkpoints to a new run of the experiment `name`."""
+    """Logs settings, the numbers of each result, new videos and checkpoints to a run of the experiment `name`.
 
-    _package = "mlflow"
+    It is no active run of your threads: `mlflow.log_metric(..., run_id=tracker.run_id)` adds to it.
+    """
 
-    def _start(self, settings: dict[str, Any]) -> Any:
+    package = "mlflow"
+
+    def _start(self, settings: dict[str, Any], name: str) -> str:
+        self._client = import_module("mlflow")
         self._client.set_experiment(self._name)
-        run = self._client.start_run()
-        self._client.log_params({key: str(value)[:5000] for key, value in settings.items()})
-        return run
+        # A call that is made again finds the run that it began.
+        run = self._client.active_run() or self._client.start_run(self.run_id or None, run_name=name)
+        # Params of a run cannot change.
+        new = {key: str(value)[:5000] for key, value in settings.items() if key not in run.data.params}
+        self._client.log_params(new)
+        return str(run.info.run_id)
 
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Log a result at its env steps."""
-        # MLflow allows no other characters in the name of a metric.
-        numbers = {re.sub(r"[^\w\-. /]", "_", tag): value for tag, value in grouped_numbers(result).items()}
-        self._client.log_metrics(numbers, step=result["num_env_steps_sampled"])
-        for path in self._videos.look():
+    def _log(self, numbers: dict[str, float], videos: Sequence[Path], steps: int) -> None:
+        self._client.log_metrics(numbers, step=steps)
+        for path in videos:
             self._client.log_artifact(str(path), "videos")
 
-    def saved(self, folder: Path) -> None:
-        """Log a checkpoint as an artifact."""
+    def _log_checkpoint(self, folder: Path) -> None:
         self._client.log_artifacts(str(folder), f"checkpoints/{folder.name}")
 
-    def end(self, reason: str) -> None:
-        """End the run; `begin` begins another."""
-        self._client.end_run()
-        self._run = None
+    def _finish(self, error: BaseException | None) -> None:
+        status = (
+            "FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        )
+        self._client.end_run(status)
+
+
+def services_of(
+    folder: Path | None, names: Mapping[str, str | None], given: Iterable[Tracker] = ()
+) -> list[Tracker]:
+    """Return the services of a run: those that have one of the `names`, and those that its folder remembers.
+
+    Args:
+        folder: The run folder, None without one.
+        names: Projects and experiments by package, None for no name.
+        given: Trackers that the run has already.
+    """
+    asked = {package: name for package, name in names.items() if name is not None}
+    wanted = {**{package: name for package, (name, _) in known_services(folder).items()}, **asked}
+    present = {type(one) for one in given}
+    videos = None if folder is None else folder / VIDEOS
+    kinds = [kind for kind in (WeightsAndBiases, MLflow) if kind.package in wanted and kind not in present]
+    return [kind(wanted[kind.package], videos) for kind in kinds]

@@ -61,13 +61,21 @@ class TensorBoardWriter(AbstractContextManager["TensorBoardWriter", None]):
 
     def add(self, values: Sequence[Any], step: int) -> None:
         """Write the `Summary.Value`s of tensorboard; see `write`."""
-        event, summary, record_writer = tensorboard_classes()
+        self._append(step, summary=tensorboard_classes()[1](value=values))
+
+    def restart(self, step: int) -> None:
+        """Let TensorBoard hide what is in the folder from `step` on, because a resumed run writes it again."""
+        # 1 is START.
+        self._append(step, session_log={"status": 1})
+
+    def _append(self, step: int, **content: Any) -> None:
+        event, _, record_writer = tensorboard_classes()
         path, records = self._path, io.BytesIO()
         if path is None:
             record_writer(records).write(event(file_version="brain.Event:2").SerializeToString())
             parts = (int(time.time()), socket.gethostname(), os.getpid(), next(_FILES))
             path = self._logdir / ".".join(map(str, ("events.out.tfevents", *parts)))
-        entry = event(wall_time=time.time(), step=step, summary=summary(value=values))
+        entry = event(wall_time=time.time(), step=step, **content)
         record_writer(records).write(entry.SerializeToString())
         with writing("TensorBoardWriter", f"the event file in {self._logdir}"):
             self._logdir.mkdir(parents=True, exist_ok=True)
@@ -91,16 +99,27 @@ class TensorBoardCallbacks(Tracker):
         logdir: A folder for this run; TensorBoard treats each folder below its `--logdir` as a run.
     """
 
+    holds_signals = True
+
     def __init__(self, logdir: str | PathLike[str]) -> None:
         self.writer = TensorBoardWriter(logdir)
+        self._follows = False
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Write a result."""
-        self.writer.write(result, result["num_env_steps_sampled"])
+        if not self._follows:
+            steps = result["num_env_steps_sampled"] - result["num_env_steps_sampled_this_iter"]
+            self.writer.restart(steps + 1)
+            self._follows = True
+        self._write(result, result["num_env_steps_sampled"])
+
+    def _write(self, result: Mapping[str, Any], steps: int) -> None:
+        self.writer.write(result, steps)
 
     def end(self, reason: str) -> None:
         """Close the file."""
         self.writer.close()
+        self._follows = False
 
 
 class TensorBoard(TensorBoardCallbacks):
@@ -126,22 +145,21 @@ class TensorBoard(TensorBoardCallbacks):
         }
         self.writer.add(hparams_pb(settings).value, 0)
 
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Write a result."""
+    def _write(self, result: Mapping[str, Any], steps: int) -> None:
         summary = tensorboard_classes()[1]
         values = [summary.Value(tag=tag, simple_value=one) for tag, one in grouped_numbers(result).items()]
         for path in self._videos.look():
             if path.suffix == ".gif":
                 picture = summary.Image(encoded_image_string=path.read_bytes())
                 values.append(summary.Value(tag=f"videos/{path.stem}", image=picture))
-        self.writer.add(values, result["num_env_steps_sampled"])
+        self.writer.add(values, steps)
 
 
 _GROUPS = (
     (r"info/learner/(.+)/learner_stats/(.+)", r"learner/\1/\2"),
     (r"info/learner/(.+)", r"learner/\1"),
     (r"(evaluation/)?episode_reward_(mean|min|max)", r"\1return/\2"),
-    (r"(evaluation/)?(policy|agent|group)_reward_(mean|min|max)/(.+)", r"\1return/\2/\4/\3"),
+    (r"(evaluation/)?(policy|agent|group)_reward_(mean|min|max)/(.*)", r"\1return/\2/\4/\3"),
     (r"(evaluation/)?episode_len_mean", r"\1return/episode_length"),
     (r"(?:sampler_perf/|time_)(.+)", r"time/\1"),
     (r"(num_.+|.*episodes.*|training_iteration|.*timesteps_total)", r"counts/\1"),
@@ -156,7 +174,7 @@ def grouped_numbers(result: Mapping[str, Any]) -> dict[str, float]:
 @lru_cache(maxsize=4096)
 def _grouped_tag(key: str) -> str:
     for pattern, tag in _GROUPS:
-        if found := re.fullmatch(pattern, key):
+        if found := re.fullmatch(pattern, key, re.DOTALL):
             return found.expand(tag)
     return key
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, MissingExtraError
@@ -25,20 +25,26 @@ class Tracker(DefaultCallbacks):
         PPO(env="CartPole-v1").learn(50_000, trackers=[Printer()])
 
     An exception of a tracker does not end the training. The first one is logged as a warning. `begin` may refuse the
-    run with a `ConfigError` or a `MissingExtraError`.
+    run with a `ConfigError` or a `MissingExtraError`. The training waits for a tracker. Ctrl-C ends a `result` that
+    takes long, unless `holds_signals` says that a file would be half written.
 
     If you call `train()` yourself, name trackers as `callbacks=[Printer()]`. They follow each iteration, but no
     checkpoint and no end, and their exceptions end the training.
     """
 
+    holds_signals: ClassVar[bool] = False
+
     def begin(self, algorithm: Any) -> None:
-        """Called before the first iteration."""
+        """Called before the first iteration; `algorithm.run_dir` is the run folder, None without one."""
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Called with the result of each iteration."""
 
     def saved(self, folder: Path) -> None:
         """Called when a checkpoint was written."""
+
+    def raised(self, error: BaseException) -> None:
+        """Called before `end` with an exception that ended the run; KeyboardInterrupt stands for a signal too."""
 
     def end(self, reason: str) -> None:
         """Called once at the end; `reason` is a sentence, such as "num_env_steps_sampled reached 50,000"."""
@@ -80,9 +86,14 @@ class Trackers:
         self._trackers = trackers
         self._warned: set[Any] = set()
 
-    def call(self, method: Callable[..., None], *args: Any) -> None:
-        """Call a method of each tracker; a service that cannot begin a run stops the training before it starts."""
+    def call(self, method: Callable[..., None], *args: Any, held: bool | None = None) -> None:
+        """Call a method of each tracker, or of those whose `holds_signals` is `held`.
+
+        A service that cannot begin a run stops the training before it starts.
+        """
         for tracker in self._trackers:
+            if held not in (None, tracker.holds_signals):
+                continue
             try:
                 getattr(tracker, method.__name__)(*args)
             except Exception as error:

@@ -1,25 +1,35 @@
-"""Trackers: what they log by the official clients without a network, and what is said without these."""
+"""Trackers: what they log by the official clients, what a service that goes away costs, what resumed runs continue."""
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
+import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
+from menv import DefaultCallbacks, MultiAgentEnv
 from menv.algorithms import PPO
 from menv.cli.main import main
 from menv.envs.connect_four import ConnectFour
 from menv.errors import MissingExtraError
-from menv.tracking import CSV, JSONL, MLflow, Run, TensorBoard, WeightsAndBiases
+from menv.inference.checkpoint_folder import find_checkpoint
+from menv.tracking import CSV, JSONL, MLflow, Run, TensorBoard, Tracker, WeightsAndBiases
 from menv.wrappers import RecordEpisodes
+from tests.tracking.mlflow_server import Server, mlflow_server
+from tests.tracking.wandb_file import logged_runs
+
+ROOT = Path(__file__).parents[2]
 
 SMALL = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1}
 TRAIN = [
@@ -36,50 +46,268 @@ def game(context):
 """
 
 
-class Client(ModuleType):
-    """Writes down what is called."""
+class Agents(MultiAgentEnv):
+    """Agents with the given names: the first is paid 0, the next one 1, and so on, once."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.calls: list[tuple[str, Any, Any]] = []
+    def __init__(self, context: Any) -> None:
+        self.possible_agents = list(context["names"])
+        self.observation_space = gym.spaces.Box(-1, 1, (1,))
+        self.action_space = gym.spaces.Discrete(2)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return {agent: np.zeros(1, np.float32) for agent in self.possible_agents}, {}
 
-        def call(*args: Any, **kwargs: Any) -> Client:
-            self.calls.append((name, args, kwargs))
-            return self
-
-        return call
+    def step(self, actions: Any) -> Any:
+        observations, infos = self.reset()
+        rewards = {agent: float(place) for place, agent in enumerate(self.possible_agents)}
+        return observations, rewards, {"__all__": True}, {"__all__": False}, infos
 
 
-@pytest.mark.parametrize(
-    ("option", "package", "log", "calls"),
-    [
-        ("--wandb", "wandb", "log", ["init", "log", "finish"]),
-        (
-            "--mlflow",
-            "mlflow",
-            "log_metrics",
-            ["set_experiment", "start_run", "log_params", "log_metrics", "end_run"],
-        ),
-    ],
-)
-def test_a_tracker_logs_each_result_by_the_client(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, package: str, log: str, calls: list[str]
-) -> None:
-    client = Client(package)
-    monkeypatch.setitem(sys.modules, package, client)
+class After(Tracker):
+    """Does something after an iteration."""
+
+    def __init__(self, iteration: int, does: Callable[[], object]) -> None:
+        self.iteration, self.does = iteration, does
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        if result["training_iteration"] == self.iteration:
+            self.does()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+class Breaks(DefaultCallbacks):
+    def on_train_result(self, *, result: Any, **kwargs: Any) -> None:
+        if result["training_iteration"] == 2:
+            raise RuntimeError("no such file")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with mlflow_server(tmp_path / "ml") as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+        yield server
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.chdir(tmp_path)
-    assert main([*TRAIN, option, "games"]) == 0
-    assert [name for name, _, _ in client.calls] == calls
-    assert "games" in (*client.calls[0][1], *client.calls[0][2].values())
-    assert "'sgd_minibatch_size': " in str(client.calls)
-    ((numbers,), steps) = next((args, kwargs) for name, args, kwargs in client.calls if name == log)
-    assert steps == {"step": 64}
-    assert numbers["counts/training_iteration"] == 1.0
-    assert "learner/default_policy/entropy" in numbers
+    # W&B reads its settings once.
+    wandb.teardown()
+    yield tmp_path
+    wandb.teardown()
+
+
+def run_of(tmp_path: Path, iterations: int, *trackers: Tracker, **config: Any) -> None:
+    with PPO(env="tictactoe", config={**SMALL, **config}) as algo:
+        algo.learn(stop={"training_iteration": iterations}, run_dir=tmp_path / "run", trackers=trackers)
+
+
+@pytest.mark.parametrize("goes", ["hangs", "is killed"])
+def test_training_and_signals_do_not_wait_for_a_service_that_goes_away(
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture, goes: str
+) -> None:
+    away = After(2, server.answers.clear if goes == "hangs" else server.close)
+    # If the third iteration waited for the service, the eighth one would not come.
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path, 9, away, MLflow("games"), After(8, interrupt))
+    assert (tmp_path / "run/checkpoints/000008").is_dir()
+    (line,) = (one.message for one in caplog.records if "not sent: " in one.message)
+    # The second result was sent, or was under way.
+    assert re.search(r"mlflow: not sent: [67] results, 1 checkpoint, 1 end \(", line)
+
+
+def test_ctrl_c_does_not_wait_for_a_tracker(tmp_path: Path) -> None:
+    ended = []
+
+    def is_slow() -> None:
+        signal.raise_signal(signal.SIGINT)
+        ended.append("the result was logged")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path, 4, After(2, is_slow))
+    assert ended == []
+    assert (tmp_path / "run/checkpoints/000002").is_dir()
+
+
+def test_a_service_that_answers_again_has_the_whole_run(
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_of(tmp_path, 6, After(2, server.breaks.set), MLflow("games"), After(6, server.breaks.clear))
+    (run,) = server.runs()
+    assert server.steps(run) == [64, 128, 192, 256, 320, 384]
+    assert run.info.status == "FINISHED"
+    assert "not sent" not in caplog.text
+
+
+def test_sigterm_saves_a_run_whose_service_hangs(tmp_path: Path, server: Server) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "menv.cli",
+        *TRAIN[:2],
+        "--run-dir",
+        "run",
+        "--mlflow",
+        "--save-every",
+        "1",
+        *TRAIN[5:],
+    ]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("saved"):
+                server.answers.clear()
+                break
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "menv train --resume run" in said
+    assert Run(tmp_path / "run").progress()["training_iteration"][-1] == int(
+        find_checkpoint(tmp_path / "run").name
+    )
+
+
+NAMES = [
+    "/robot_1",
+    "a/../b",
+    "..",
+    ".",
+    "",
+    "a:b",
+    "a#b",
+    "a_b",
+    "//",
+    "x" * 300,
+    "x" * 301,
+    "é" * 200,
+    "a\nb",
+    "robot 1",
+]
+
+
+def test_each_agent_has_its_curve_in_every_service_whatever_its_name(server: Server, offline: Path) -> None:
+    config = {**SMALL, "env_config": {"names": NAMES}}
+    with PPO(env=Agents, config=config) as algo:
+        algo.learn(64, run_dir="run", trackers=[MLflow("games"), WeightsAndBiases("games")])
+    expected = [float(place) for place in range(len(NAMES))]
+    (run,) = server.runs()
+    (row,) = logged_runs(offline)[0].rows
+    table = {name: column[-1] for name, column in Run("run").progress().items()}
+    events = EventAccumulator("run").Reload()
+    scalars = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
+    for numbers in (run.data.metrics, row, scalars):
+        of_agents = [
+            value for name, value in numbers.items() if name.startswith("return/agent/") and "mean" in name
+        ]
+        assert sorted(of_agents) == expected
+        assert numbers["return/mean"] == sum(expected)
+    assert sorted(value for name, value in table.items() if name.startswith("agent_reward_mean/")) == expected
+    assert run.data.metrics["return/agent/robot 1/mean"] == len(NAMES) - 1
+
+
+def test_settings_have_legal_and_different_names_too(server: Server) -> None:
+    odd = {"a:b": 1, "a#b": 2, "": 3, "../x": 4, "y" * 400: 5}
+    with PPO(env="tictactoe", config={**SMALL, "env_config": odd}) as algo:
+        algo.learn(64, trackers=[MLflow("games")])
+    (run,) = server.runs()
+    values = [value for name, value in run.data.params.items() if name.startswith("env_config.")]
+    assert sorted(values) == ["1", "2", "3", "4", "5"]
+
+
+def test_a_resumed_run_continues_its_runs_and_loses_no_steps(server: Server, offline: Path) -> None:
+    with PPO(env="tictactoe", config=SMALL) as algo:
+        services = [MLflow("games"), WeightsAndBiases("games")]
+        algo.learn(256, run_dir="runs/mine", save_every=2, trackers=services)
+    # What a process leaves that was killed after its fourth iteration.
+    Path("runs/mine/checkpoints/LATEST").write_text("000002")
+    assert main(["train", "--resume", "runs/mine", "--stop", "training_iteration=6"]) == 0
+    (run,) = server.runs()
+    assert (run.info.run_name, run.info.status) == ("mine", "FINISHED")
+    assert server.steps(run) == [64, 128, 192, 256, 192, 256, 320, 384]
+    first, second = logged_runs(offline)
+    assert (first.name, first.run_id) == ("mine", second.run_id)
+    steps = [[row["counts/num_env_steps_sampled"] for row in one.rows] for one in (first, second)]
+    assert steps == [[64, 128, 192, 256], [192, 256, 320, 384]]
+    events = EventAccumulator("runs/mine").Reload()
+    assert [one.step for one in events.Scalars("return/mean")] == [64, 128, 192, 256, 320, 384]
+
+
+def test_another_project_or_another_folder_begins_another_run(server: Server, tmp_path: Path) -> None:
+    run_of(tmp_path, 1, MLflow("games"))
+    for folder, name in (("run", "others"), ("copy", "games"), ("copy", "games")):
+        with PPO.from_checkpoint(tmp_path / "run") as algo:
+            algo.learn(algo.iteration * 64 + 64, run_dir=tmp_path / folder, trackers=[MLflow(name)])
+    assert [run.info.run_name for run in server.runs()] == ["run", "run", "copy"]
+
+
+def test_the_run_of_a_service_that_is_down_is_resumed_without_it(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_of(tmp_path, 1, MLflow("games"))
+    server.close()
+    with PPO.from_checkpoint(tmp_path / "run") as algo:
+        assert algo.learn(128, run_dir=tmp_path / "run")["training_iteration"] == 2
+    assert "mlflow: not sent: 1 result, 1 checkpoint, 1 end (" in caplog.text
+
+
+def test_two_runs_with_one_seed_have_names_of_their_own(server: Server) -> None:
+    for _ in range(2):
+        with PPO(env="tictactoe", config={**SMALL, "seed": 0}) as algo:
+            algo.learn(64, trackers=[MLflow("games")])
+    first, second = (run.info.run_name for run in server.runs())
+    assert first != second
+
+
+def test_services_know_how_a_run_ended(server: Server, offline: Path) -> None:
+    with PPO(env="tictactoe", config={**SMALL, "callbacks": Breaks}) as algo, pytest.raises(RuntimeError):
+        algo.learn(256, trackers=[MLflow("games"), WeightsAndBiases("games")])
+    with PPO(env="tictactoe", config=SMALL) as algo, pytest.raises(KeyboardInterrupt):
+        algo.learn(256, trackers=[MLflow("games"), WeightsAndBiases("games"), After(2, interrupt)])
+    with PPO(env="tictactoe", config=SMALL) as algo:
+        algo.learn(128, trackers=[MLflow("games"), WeightsAndBiases("games")])
+    assert [run.info.status for run in server.runs()] == ["FAILED", "KILLED", "FINISHED"]
+    assert [one.exit_code for one in logged_runs(offline)] == [1, 1, 0]
+
+
+def test_a_service_of_a_run_that_another_tracker_refuses_has_failed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with PPO(env="tictactoe", config=SMALL) as algo, pytest.raises(MissingExtraError):
+        algo.learn(128, trackers=[MLflow("games"), WeightsAndBiases("games")])
+    assert [run.info.status for run in server.runs()] == ["FAILED"]
+
+
+@pytest.mark.parametrize(("last_line", "status"), [("", "FINISHED"), ("1 / 0", "FAILED")])
+def test_a_service_that_follows_train_as_callbacks_ends_with_the_process(
+    tmp_path: Path, server: Server, last_line: str, status: str
+) -> None:
+    code = f"""
+from menv.algorithms import PPO
+from menv.tracking import MLflow
+
+if __name__ == "__main__":
+    with PPO(env="tictactoe", config={{**{SMALL!r}, "callbacks": [MLflow("games")], "num_workers": 1}}) as algo:
+        algo.train()
+        algo.train()
+        {last_line}
+"""
+    (tmp_path / "script.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=200
+    )
+    assert done.returncode == bool(last_line)
+    (run,) = server.runs()
+    assert (server.steps(run), run.info.status) == ([64, 128], status)
 
 
 @pytest.mark.slow
@@ -146,43 +374,6 @@ def test_trackers_are_callbacks_of_a_config(tmp_path: Path) -> None:
     assert video.encoded_image_string == (tmp_path / "videos" / "episode-000000.gif").read_bytes()
 
 
-def test_a_service_follows_train_as_callbacks_and_travels_to_workers_without_its_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    client = Client("mlflow")
-    monkeypatch.setitem(sys.modules, "mlflow", client)
-    tracker = MLflow("games")
-    with PPO(env="tictactoe", config={**SMALL, "callbacks": [tracker]}) as algo:
-        algo.train()
-    assert [name for name, _, _ in client.calls] == [
-        "set_experiment",
-        "start_run",
-        "log_params",
-        "log_metrics",
-    ]
-    # A module is no part of a pickle.
-    assert isinstance(pickle.loads(pickle.dumps(tracker)), MLflow)
-
-
-@pytest.mark.parametrize(
-    ("tracker", "package", "begin", "end"),
-    [(WeightsAndBiases, "wandb", "init", "finish"), (MLflow, "mlflow", "start_run", "end_run")],
-)
-def test_a_service_begins_a_run_for_each_call_of_learn_or_refuses_it_before_the_training(
-    monkeypatch: pytest.MonkeyPatch, tracker: Any, package: str, begin: str, end: str
-) -> None:
-    client, service = Client(package), tracker("games")
-    monkeypatch.setitem(sys.modules, package, client)
-    with PPO(env="tictactoe", config=SMALL) as algo:
-        algo.learn(64, trackers=[service])
-        algo.learn(128, trackers=[service])
-        assert [name for name, _, _ in client.calls if name in (begin, end)] == [begin, end] * 2
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(MissingExtraError, match=f"the package {package} is not installed"):
-            algo.learn(192, trackers=[service])
-        assert algo.iteration == 2
-
-
 @pytest.mark.parametrize(("option", "package"), [("--wandb", "wandb"), ("--mlflow", "mlflow")])
 def test_a_client_that_is_missing_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, package: str
@@ -193,16 +384,17 @@ def test_a_client_that_is_missing_is_one_line(
     assert line.endswith(f"the package {package} is not installed, expected it; run: pip install {package}")
 
 
-@pytest.mark.parametrize(("option", "package"), [("--wandb", "wandb"), ("--mlflow", "mlflow")])
-def test_a_service_that_refuses_a_run_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, package: str
-) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise ValueError("No API key configured.\nUse a key.")
-
-    client = Client(package)
-    client.init = client.set_experiment = refuse  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, package, client)
-    assert main([*TRAIN, option]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{option}: ValueError: No API key configured, expected a service that accepts runs" in line
+@pytest.mark.parametrize("package", ["wandb", "mlflow"])
+def test_a_service_that_refuses_a_run_is_one_line_and_leaves_no_folder(tmp_path: Path, package: str) -> None:
+    command = [sys.executable, "-m", "menv.cli", *TRAIN[:2], "--run-dir", "run", *TRAIN[3:], f"--{package}"]
+    # W&B misses its key, and no server listens at port 1.
+    settings = {
+        "HOME": str(tmp_path), "MLFLOW_TRACKING_URI": "http://127.0.0.1:1", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    }  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **settings}, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert re.search(rf"--{package}: \w+: .+, expected a service that accepts runs; see the settings", line)
+    assert not (tmp_path / "run").exists()
