@@ -73,7 +73,18 @@ def read_settings(text: str) -> dict[str, Any]:
         settings = _one(key.strip(), value)
     else:
         raise ConfigError(f"{text!r}, {_EXPECTED}; write --config lr=0.001")
-    return settings
+    return with_sections(settings)
+
+
+def with_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with each key that has dots, such as "env_config.x", as sections."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        *sections, last = key.split(".")
+        found = merge(
+            found, functools.reduce(lambda inner, part: {part: inner}, reversed(sections), {last: value})
+        )
+    return found
 
 
 def merge(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,11 +137,7 @@ def _one(key: str, text: str) -> dict[str, Any]:
         # The last successful reader counts: only JSON reads `Infinity`, only Python reads `False`.
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = read(text)
-    *sections, last = key.split(".")
-    settings: dict[str, Any] = {last: value}
-    for section in reversed(sections):
-        settings = {section: settings}
-    return settings
+    return {key: value}
 
 
 def _object(text: str, module: str, name: str) -> Any:

@@ -49,6 +49,7 @@ from menv.cli.arguments import (
     read_settings,
     take_imports,
     with_objects,
+    with_sections,
 )
 from menv.cli.train import train_parser
 from menv.errors import ConfigError, MissingExtraError
@@ -67,6 +68,8 @@ except ImportError as error:
     ) from error
 
 _RANGE = "expected {float = [low, high]}, {int = [low, high]}, both with log = true or step, or {choice = [values]}"
+_RETRIES = "retries"
+"""The attribute of a trial that repeats a failed one: its number."""
 _REQUIRED = {"stop": "num_env_steps_sampled = 20_000", "space": "lr = {float = [1e-4, 1e-2]}"}
 
 
@@ -124,6 +127,10 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
     parser.add_argument(
         "--jobs", metavar="N", type=count, default=1, help="runs at the same time (%(default)s)"
     )
+    parser.add_argument(
+        "--retry-failed", action="store_true",
+        help="run failed trials again, as new ones with the same settings that do not count for --trials",
+    )  # fmt: skip
     parser.add_argument("--dir", metavar="DIR", help="the folder of the sweep (runs/NAME for NAME.toml)")
     take_imports(parser)
     args = parsed(parser, arguments)
@@ -136,6 +143,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             sweep = Sweep(file, space, pruner, folder, imports)
+            if args.retry_failed:
+                sweep.retry_failed()
             try:
                 sweep.search(args.trials, args.jobs, lambda line: print_text(line, program))
             except KeyboardInterrupt:
@@ -205,13 +214,29 @@ class Sweep:
                 f"{journal}: damaged ({error}), expected Optuna's journal; delete the folder, or choose another --dir"
             ) from error
 
+    def retry_failed(self) -> None:
+        """Begin a trial with the settings of each failed one that has none yet."""
+        begun = {one.user_attrs.get(_RETRIES) for one in self.study.trials}
+        for one in self.study.get_trials(states=(TrialState.FAIL,)):
+            if one.number not in begun and one.params.keys() == self.space.keys():
+                again = optuna.trial.create_trial(
+                    state=TrialState.RUNNING, params=one.params, distributions=one.distributions,
+                    user_attrs={_RETRIES: one.number},
+                )  # fmt: skip
+                self.study.add_trial(again)
+        self._running = [trial for trial in self.study.trials if not trial.state.is_finished()]
+
+    def _count(self) -> int:
+        """Return how many trials there are, a failed one and the one that repeats it counted once."""
+        return sum(_RETRIES not in trial.user_attrs for trial in self.study.trials)
+
     def search(self, trials: int, jobs: int, show: Callable[[str], None]) -> None:
         """Run trials until there are `trials` in all, `jobs` runs at a time.
 
         Raises:
             ConfigError: A setting is wrong in every trial, or the first run that ended has no value of the metric.
         """
-        if done := len(self.study.trials) - len(self._running):
+        if done := self._count() - len(self._running):
             show(f"resuming {self.folder}, {done} of {trials} trials are done")
         try:
             with ThreadPoolExecutor(jobs) as pool:
@@ -263,7 +288,7 @@ class Sweep:
                     return optuna.Trial(self.study, trial._trial_id)
                 self.study.tell(trial.number, state=TrialState.FAIL)
             number = len(self.study.trials)
-            if self._is_stopped or number >= trials:
+            if self._is_stopped or self._count() >= trials:
                 return None
             # The sampler of a resumed sweep must not repeat its first samples.
             self.study.sampler = optuna.samplers.TPESampler(seed=number)
@@ -341,7 +366,7 @@ class Sweep:
 
     def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
         own = [one.settings(params[name]) for name, one in self.space.items()]
-        return reduce(merge, own, dict(self.file.config))
+        return reduce(merge, own, with_sections(self.file.config))
 
     def ranking(self) -> list[optuna.trial.FrozenTrial]:
         """Return the completed trials, the best first."""
@@ -428,8 +453,8 @@ def _checked(file: SweepFile) -> dict[str, Dimension]:
     if not any("callbacks" in settings for settings in (file.config, file.space, *args.config)):
         keys = TrainResult.__required_keys__ | TrainResult.__optional_keys__ - {"evaluation"}
         _refuse_unknown_keys(file, dict.fromkeys(keys), evaluates=True)
-    space = {".".join(one.path): one for one in _dimensions(file.space)}
-    _check(file.run, "config", file.config)
+    space = {".".join(one.path): one for one in _dimensions(with_sections(file.space))}
+    _check(file.run, "config", with_sections(file.config))
     for one in space.values():
         ends: Any = one.distribution
         for sampled in getattr(ends, "choices", None) or (ends.low, ends.high):

@@ -48,6 +48,8 @@ _PROGRESS = "progress.csv"
 _DIGEST = "digest.txt"
 _SERVICES = "services.json"
 _KIND = "menv run"
+_ANY_TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
+"""How arguments of commands are written: a path may hold any bytes."""
 _LEFT_OUT = ("sampler_results", "hist_stats", "episode_media")
 """Parts of a result that are repeated in it, or hold pictures."""
 
@@ -155,7 +157,7 @@ class RunFolder(Tracker):
                 cut_after(self.path, iteration)
             self._tables = (JSONL(self.path / _RESULTS), CSV(self.path / _PROGRESS))
             _replace(self.path / _CONFIG, json.dumps({"kind": _KIND, **config}, indent=2))
-            with (self.path / _COMMAND).open("a", encoding="utf-8") as file:
+            with (self.path / _COMMAND).open("a", **_ANY_TEXT) as file:
                 file.write(f"{command or command_line()}\n")
 
     def result(self, result: Mapping[str, Any]) -> None:
@@ -208,7 +210,7 @@ class Run:
     def command(self) -> str:
         """The commands that started and resumed the run, a line each; "" if none is known."""
         with suppress(OSError):
-            return (self.path / _COMMAND).read_text("utf-8").strip()
+            return (self.path / _COMMAND).read_text(**_ANY_TEXT).strip()
         return ""
 
     @property

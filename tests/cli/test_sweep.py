@@ -220,6 +220,31 @@ def test_trials_are_pruned_and_a_crash_costs_its_trial_alone(
     assert "4 trials: 2 completed, 1 pruned, 1 failed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_failed_trials_are_tried_again_with_their_settings(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(
+        SWEEP.partition("lr =")[0] + '"env_config.length" = {choice = [4]}\n',
+        env="env = 'game.py:Brittle'",
+        options="options = '--no-zoo'",
+        seeds="metric = 'episode_len_mean'",
+    )
+    Path("game.py").write_text(Path("corridors.py").read_text() + BRITTLE)
+    assert main(["sweep", "sweep.toml", "--trials", "1"]) == 1
+    assert [one["state"] for one in table()] == ["fail"]
+    # What ended the trial is mended.
+    Path("game.py").write_text(Path("corridors.py").read_text() + BRITTLE.replace("== 4", "== 5"))
+    assert main(["sweep", "sweep.toml", "--trials", "1"]) == 1
+    for _ in range(2):
+        assert main(["sweep", "sweep.toml", "--trials", "1", "--retry-failed"]) == 0
+        found = [(one["state"], one["env_config.length"], one["score"]) for one in table()]
+        assert found == [("fail", "4", ""), ("complete", "4", "4.0")]
+    assert "2 trials: 1 completed, 0 pruned, 1 failed" in capsys.readouterr().out
+    assert main(["sweep", "sweep.toml", "--trials", "2", "--retry-failed"]) == 0
+    assert [one["state"] for one in table()] == ["fail", "complete", "complete"]
+
+
 BRITTLE = """
 
 class Brittle(Corridor):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -421,3 +422,26 @@ def test_an_environment_that_raises_shows_where(folder: Path, capsys: pytest.Cap
     said = capsys.readouterr().err
     assert "in broken" in said
     assert said.splitlines()[-1].startswith("menv train: error: env 'corridors:broken'")
+
+
+def test_a_run_may_live_at_a_path_that_is_no_utf_8(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = os.fsdecode(b"run-\xff")
+    # The arguments of this process are what a run folder keeps.
+    monkeypatch.setattr(sys, "argv", ["menv", "train", "--run-dir", name])
+    assert main(["train", "tictactoe", *SMALL, "--stop", "training_iteration=1", "--run-dir", name]) == 0
+    assert main(["train", "--resume", name, "--stop", "training_iteration=2"]) == 0
+    assert b"--run-dir 'run-\xff'" in Path(name, "command.txt").read_bytes()
+    assert shlex.split(Run(name).command.splitlines()[-1])[-1] == name
+    for command in (["show", name], ["report", name], ["evaluate", name, "--episodes", "1"]):
+        assert main(command) == 0
+
+
+@pytest.mark.parametrize("kind", ["argument", "json", "toml"])
+def test_a_key_with_dots_is_a_setting_of_a_section_in_files_too(folder: Path, kind: str) -> None:
+    Path("settings.json").write_text('{"env_config.length": 4, "env_config": {"other": 1}}')
+    Path("settings.toml").write_text('"env_config.length" = 4\nenv_config.other = 1\n')
+    given = Path("settings.json").read_text() if kind == "argument" else f"settings.{kind}"
+    run = ["train", "corridors:Corridor", *SMALL, "--config", given, "--stop", "training_iteration=1"]
+    assert main([*run, "--run-dir", "run"]) == 0
+    (result,) = Run("run").results()
+    assert result["episode_len_mean"] == 4
