@@ -163,7 +163,13 @@ def is_ready_made(name: str) -> bool:
 
 
 def is_known(name: str) -> bool:
-    """Return whether a name is registered in this process, so that no import is needed to find it."""
+    """Return whether a name is registered in this process, or one of an installed library in menv's table.
+
+    Nothing of a user has to be imported to find it.
+    """
+    library, colon, _ = name.partition(":")
+    if colon and library in _FOREIGN and name not in _registered:
+        return bool(_foreign().is_installed(name))
     known = name in _registered or name in BUILT_IN or _from_tune(name) is not None
     return known or (":" not in name and _is_gym_id(name))
 
@@ -326,7 +332,8 @@ def named_creator(name: str) -> EnvCreator:
     name = BUILT_IN.get(name, name)
     scheme, colon, inner = name.partition(":")
     if colon and scheme in _FOREIGN:
-        return _foreign(name, scheme, inner)
+        of_library: EnvCreator = _foreign().creator_of(name, scheme, inner)
+        return of_library
     module_name, colon, inner = name.rpartition(":")
     if colon:
         return _from_module(name, module_name, inner)
@@ -423,10 +430,11 @@ def _check_file(where: str, path: Path | None, module: Any) -> None:
         )
 
 
-def _foreign(name: str, scheme: str, inner: str) -> EnvCreator:
-    from menv.wrappers.foreign_envs import creator_of
+def _foreign() -> Any:
+    """Return the module of other libraries' environments, which most programs do not need."""
+    from menv.wrappers import foreign_envs
 
-    return creator_of(name, scheme, inner)
+    return foreign_envs
 
 
 def _is_gym_id(name: str) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
+import site
 import warnings
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -44,9 +46,45 @@ def creator_of(name: str, library: str, inner: str) -> EnvCreator:
     return _pettingzoo(name, inner) if library == "pettingzoo" else _open_spiel(name, inner)
 
 
+def is_installed(name: str) -> bool:
+    """Return whether a file may name this environment: it imports installed packages alone, and reads no file.
+
+    A folder beside the program may have the name of a library that is not installed. Some games of OpenSpiel read
+    files, and parameters in a name are an expression.
+    """
+    library, _, inner = name.partition(":")
+    if library == "pettingzoo":
+        return _is_in_site_packages(_package_of(inner)) and inner in pettingzoo_names()
+    if not _is_in_site_packages("pyspiel") or inner not in open_spiel_names():
+        return False
+    import pyspiel
+
+    (game,) = (one for one in pyspiel.registered_games() if one.short_name == inner)
+    return not any(_FILE_OR_GAME.search(key) for key in game.parameter_specification)
+
+
+_FILE_OR_GAME = re.compile("file|game(def|_string)?$")
+"""Parameters of games whose value is a path, or a game with parameters."""
+
+
+def _is_in_site_packages(package: str) -> bool:
+    found = find_spec(package)
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    return (
+        found is not None
+        and found.origin is not None
+        and any(Path(found.origin).is_relative_to(folder) for folder in folders)
+    )
+
+
+def _package_of(inner: str) -> str:
+    """Return the package of an environment of PettingZoo."""
+    return _OWN_PACKAGES.get(inner.partition("/")[0], "pettingzoo").partition(".")[0]
+
+
 def _pettingzoo(name: str, inner: str) -> EnvCreator:
     family, _, module_name = inner.partition("/")
-    package = _OWN_PACKAGES.get(family, "pettingzoo").partition(".")[0]
+    package = _package_of(inner)
     if find_spec(package) is None:
         install = "'menv-rl[pettingzoo]'" if package == "pettingzoo" else package
         raise unknown_name(name, f"{package} is not installed", advice=f"run pip install {install}")

@@ -1,7 +1,9 @@
 """Own environments and classes of a run are used again after consent, and nothing is imported without it."""
 
+import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from menv.cli.main import main
 from tests.checkpoints.forged import forge
+from tests.house.sources import ROOT
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64", "--config", "seed=1"]
 ONCE = [*SMALL, "--stop", "training_iteration=1"]
@@ -163,3 +166,26 @@ def test_of_a_forged_run_only_the_shown_names_are_imported(
             one.unlink()
         for module in ("first_canary", "own_game"):
             sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("env", ["pettingzoo:classic/tictactoe_v3", "openspiel:tic_tac_toe"])
+def test_environments_of_installed_libraries_need_no_trust(
+    folder: Path, capsys: pytest.CaptureFixture[str], env: str
+) -> None:
+    assert main(["train", env, *ONCE, "--no-zoo", "--run-dir", "run"]) == 0
+    assert "--trust" not in capsys.readouterr().err
+    assert main(["evaluate", "run", "--episodes", "2"]) == 0
+    assert main(["train", "--resume", "run", "--stop", "training_iteration=2"]) == 0
+
+
+def test_a_folder_with_the_name_of_a_library_is_not_imported_for_a_run(folder: Path) -> None:
+    assert main(["train", "pettingzoo:classic/tictactoe_v3", *ONCE, "--no-zoo", "--run-dir", "run"]) == 0
+    package = folder / "pettingzoo" / "classic"
+    package.mkdir(parents=True)
+    for file in (folder / "pettingzoo" / "__init__.py", package / "__init__.py", package / "tictactoe_v3.py"):
+        file.write_text("raise SystemExit('imported')")
+    command = [sys.executable, "-m", "menv.cli", "evaluate", "run", "--episodes", "1"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 2
+    assert "add --trust to import pettingzoo:classic/tictactoe_v3" in done.stderr

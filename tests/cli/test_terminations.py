@@ -146,12 +146,13 @@ def test_nohup_keeps_a_run_alive_when_its_terminal_closes(started: Any) -> None:
 
 def test_a_job_that_is_started_again_goes_on_where_it_was_saved(started: Any) -> None:
     job = [*TRAIN, "--policies", "per-agent", "--seed", "3", "--resume-or-start"]
-    killed = started([*job, "--json"], "training_iteration")
+    # Lines are printed before the run folder is written.
+    killed = started([*job, "--json"], '"training_iteration": 3')
     killed.kill()
     killed.communicate()
     # It has saved nothing, so the second attempt begins anew.
     assert not Path("run/checkpoints").exists()
-    assert len(list(Run("run").results())) >= 1
+    assert len(list(Run("run").results())) >= 2
     terminated = started([*job, "--json"], "training_iteration")
     terminated.send_signal(signal.SIGTERM)
     terminated.communicate(timeout=60)
