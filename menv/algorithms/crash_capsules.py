@@ -7,7 +7,6 @@ only. Secrets are left out: strings under a key such as `password` or `api_token
 from __future__ import annotations
 
 import os
-import re
 import sys
 import warnings
 from collections import Counter
@@ -26,11 +25,11 @@ from menv.serialization import (
     CAPSULE,
     CAPSULE_VERSION,
     LEFT_OUT,
-    SECRET,
     SpaceDecoder,
     from_plain,
     path_given,
     read_json,
+    without_secrets,
     write_capsule,
 )
 
@@ -44,7 +43,6 @@ _COSTS = (
     "the episodes that ran in it are lost and another worker was started, expected none to end; look at what it wrote "
     "to stderr",
 )
-_IN_URL = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 
 
 class Capsule(msgspec.Struct, kw_only=True):
@@ -187,8 +185,8 @@ class CrashCapsules:
         """Write a capsule; return the end of a message that names it, "" if it cannot be written."""
         config, stored, secrets = self._config, as_json(self._config), set[str]()
         content = {
-            "env": _name_of(config.env), "env_config": _without_secrets(stored.pop("env_config"), secrets),
-            "algorithm": self._algorithm, "config": _without_secrets(stored, secrets),
+            "env": _name_of(config.env), "env_config": without_secrets(stored.pop("env_config"), secrets),
+            "algorithm": self._algorithm, "config": without_secrets(stored, secrets),
             "num_workers": config.num_workers, **record,
         }  # fmt: skip
         path = write_capsule(self.folder, content, secrets)
@@ -198,27 +196,6 @@ class CrashCapsules:
         return (
             f"; {'its crash capsule:' if record['actions'] is None else 'replay it with: menv replay'} {path}"
         )
-
-
-def _without_secrets(value: Any, secrets: set[str], is_secret: bool = False) -> Any:
-    """Return a setting without secrets, which are added to `secrets`; all strings of a secret one are secrets."""
-    if isinstance(value, dict):
-        return {
-            key: _without_secrets(one, secrets, is_secret or _names_secret(f"{key}"))
-            for key, one in value.items()
-        }
-    if isinstance(value, list):
-        return [_without_secrets(one, secrets, is_secret) for one in value]
-    if isinstance(value, str) and is_secret:
-        secrets.add(value)
-        return LEFT_OUT
-    if isinstance(value, str):
-        secrets.update(_IN_URL.findall(value))
-    return value
-
-
-def _names_secret(name: str) -> bool:
-    return SECRET.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", name)) is not None
 
 
 def _name_of(env: Any) -> str:

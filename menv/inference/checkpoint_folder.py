@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +33,15 @@ from menv.inference.network_policy import NetworkPolicy
 from menv.inference.policy_bundle import ExportCache, read_policy, write_policy
 from menv.policy import Policy
 from menv.policy_spec import ids_given
-from menv.serialization import HEADER_SIZE, check_header, folder_given, read_json, values_in, writing
+from menv.serialization import (
+    HEADER_SIZE,
+    check_header,
+    folder_given,
+    read_json,
+    values_in,
+    without_secrets,
+    writing,
+)
 
 FORMAT = 1
 """Raised whenever older versions could not read new checkpoints."""
@@ -150,6 +159,23 @@ def _json_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
             f"{_MOST_JSON} and {_MOST_VALUES}; use fewer sub-environments in a process"
         )
     return data
+
+
+@contextmanager
+def without_secrets_in(folder: Path) -> Iterator[Path]:
+    """Give a checkpoint that others may read: a copy whose settings name secrets only, where it holds any."""
+    manifest = read_manifest(folder)
+    del manifest["sha256"]
+    # As settings that a checkpoint holds by name, which are asked for when it is loaded.
+    config = without_secrets(manifest["config"], left_out={"$named": "a secret"})
+    if config == manifest["config"]:
+        yield folder
+        return
+    with TemporaryDirectory() as place:
+        copy = shutil.copytree(folder, Path(place) / folder.name)
+        text = _manifest_text({**manifest, "config": config})
+        (copy / MANIFEST).write_text(text, "utf-8")
+        yield copy
 
 
 def keep_only(root: Path, names: set[str]) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 import menv
 from menv.errors import ConfigError
-from menv.serialization import path_given, writing
+from menv.serialization import path_given, without_secrets, writing
 from menv.tracking.curves import plot_curves
 from menv.tracking.run_folder import VIDEOS, Run
 
@@ -151,11 +151,15 @@ def settings_of(run: Run) -> dict[str, Any]:
     }
 
 
-def flat_settings(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings, with keys such as `model.fcnet_hiddens`."""
+def flat_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield settings without secrets, with keys such as `model.fcnet_hiddens`."""
+    yield from _flat(without_secrets(values), "")
+
+
+def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict) and value and not any(one.startswith("$") for one in value):
-            yield from flat_settings(value, f"{path}{key}.")
+            yield from _flat(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
 

@@ -27,8 +27,9 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,7 +37,7 @@ import numpy as np
 
 import menv
 from menv.errors import ConfigError
-from menv.serialization import folder_given, path_given, writing
+from menv.serialization import LEFT_OUT, folder_given, hidden, is_secret, path_given, without_secrets, writing
 from menv.tracking.tracker import Tracker
 
 CHECKPOINTS = "checkpoints"
@@ -56,19 +57,38 @@ _LEFT_OUT = ("sampler_results", "hist_stats", "episode_media")
 
 def next_run_dir(env: str, algorithm: str, root: str | os.PathLike[str] = "runs") -> Path:
     """Return the next free `root/<env>-<algorithm>-<NNN>`; nothing is created."""
-    words = re.sub(r"[^\w.]+", "-", env.replace(".py:", ":")).strip("-.") or "env"
+    words = (
+        re.sub(r"[^\w.]+", "-", env.replace(".py:", ":")).encode()[:150].decode(errors="ignore").strip("-.")
+        or "env"
+    )
     stem = f"{words}-{algorithm}-"
     folder = path_given("run_dir", root)
     taken = [path.name[len(stem) :] for path in folder.glob(f"{stem}*")] if folder.is_dir() else []
     return folder / f"{stem}{max((int(one) for one in taken if one.isdecimal()), default=0) + 1:03d}"
 
 
-def command_line() -> str:
-    """Return the command that started this process, as a shell reads it."""
+def command_line(secrets: Iterable[str] = ()) -> str:
+    """Return the command that started this process, as a shell reads it, without these and other secrets."""
     program, *arguments = sys.argv
     by_module = Path(program) == Path(menv.__file__).parent / "cli" / "__main__.py"
     start = ["menv"] if by_module or Path(program).name == "menv" else ["python", program]
-    return shlex.join([*start, *arguments])
+    shown = starmap(_shown_word, pairwise(["", *arguments]))
+    return shlex.join([*start, *(hidden(word, secrets) for word in shown)])
+
+
+def _shown_word(before: str, word: str) -> str:
+    """Return an argument without a secret: `--token X`, `--config env_config.token=X`, or JSON that holds one."""
+    name, _, value = word.partition("=")
+    if before.startswith("-") and "=" not in before and is_secret(before):
+        return LEFT_OUT
+    if value and is_secret(name):
+        return f"{name}={LEFT_OUT}"
+    with suppress(ValueError, RecursionError):
+        text = value if value and not word.startswith("{") else word
+        given = json.loads(text)
+        if (shown := without_secrets(given)) != given:
+            return f"{word.removesuffix(text)}{json.dumps(shown)}"
+    return word
 
 
 class JSONL(Tracker):
@@ -156,9 +176,11 @@ class RunFolder(Tracker):
             if iteration:
                 cut_after(self.path, iteration)
             self._tables = (JSONL(self.path / _RESULTS), CSV(self.path / _PROGRESS))
-            _replace(self.path / _CONFIG, json.dumps({"kind": _KIND, **config}, indent=2))
+            secrets: set[str] = set()
+            shown = without_secrets({"kind": _KIND, **config}, secrets)
+            _replace(self.path / _CONFIG, json.dumps(shown, indent=2))
             with (self.path / _COMMAND).open("a", **_ANY_TEXT) as file:
-                file.write(f"{command or command_line()}\n")
+                file.write(f"{command or command_line(secrets)}\n")
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Write one line to each file."""

@@ -26,7 +26,9 @@ from threading import Event, Thread
 from typing import Any
 
 from menv.errors import ConfigError, MissingExtraError
-from menv.tracking.run_folder import VIDEOS, known_services, remember_service
+from menv.inference.checkpoint_folder import without_secrets_in
+from menv.serialization import LEFT_OUT
+from menv.tracking.run_folder import VIDEOS, command_line, known_services, remember_service
 from menv.tracking.tensorboard import grouped_numbers
 from menv.tracking.tracker import NewVideos, Tracker
 
@@ -182,8 +184,14 @@ class _Service(Tracker):
         self._send("result", self._log, numbers, self._videos.look(), result["num_env_steps_sampled"])
 
     def saved(self, folder: Path) -> None:
-        """Log a checkpoint, unless it is removed before its turn comes."""
-        self._send("checkpoint", lambda: folder.is_dir() and self._log_checkpoint(folder))
+        """Log a checkpoint without secrets, unless it is removed before its turn comes."""
+
+        def log() -> None:
+            if folder.is_dir():
+                with without_secrets_in(folder) as shown:
+                    self._log_checkpoint(shown)
+
+        self._send("checkpoint", log)
 
     def raised(self, error: BaseException) -> None:
         """Let the service know at the end."""
@@ -255,7 +263,10 @@ class WeightsAndBiases(_Service):
 
     def _start(self, settings: dict[str, Any], name: str) -> str:
         self._client = import_module("wandb")
-        known = {"id": self.run_id, "resume": "allow"} if self.run_id else {}
+        known: dict[str, Any] = {"id": self.run_id, "resume": "allow"} if self.run_id else {}
+        if LEFT_OUT in command_line():
+            # W&B would log the command line.
+            known["settings"] = {"x_disable_meta": True}
         self._run = self._client.init(project=self._name, name=name, **known)
         self._run.config.update(settings, allow_val_change=True)
         # W&B drops what is logged at a step of its own axis that has passed, such as the first steps of a resumed run.

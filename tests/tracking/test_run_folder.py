@@ -213,4 +213,8 @@ def test_runs_are_numbered(tmp_path: Path) -> None:
     (tmp_path / "CartPole-v1-PPO-041").mkdir()
     assert next_run_dir("CartPole-v1", "PPO", tmp_path).name == "CartPole-v1-PPO-042"
     assert next_run_dir("games/mine.py:env", "DQN", tmp_path).name == "games-mine-env-DQN-001"
+    for long in ("x" * 400, "é" * 400):
+        # A file system allows 255 bytes.
+        next_run_dir(long, "PPO", tmp_path).mkdir()
+        assert next_run_dir(long, "PPO", tmp_path).name.endswith("-PPO-002")
     assert json.dumps(str(next_run_dir("../..", "DQN", tmp_path).parent)) == json.dumps(str(tmp_path))
