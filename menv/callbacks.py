@@ -24,13 +24,15 @@ class DefaultCallbacks:
 
     For each episode, in this order: `on_episode_created` and `on_episode_start` when its first observations are there,
     `on_episode_step` after each env step (including the last one, excluding the reset), `on_postprocess_trajectory` for
-    each agent, `on_episode_end`. A sub-environment is reset in the poll in which its episode ended: at
-    `on_episode_end`, and at the last `on_episode_step`, it is already in the next episode, so read the last step from
+    each agent, `on_episode_end`. At the last `on_episode_step` and at `on_episode_end` the sub-environment is as it
+    ended; the reset comes afterwards. In another process, call a method of it: `base_env.call(env_index, "score")`.
+    A `gymnasium.vector` environment with `AutoresetMode.SAME_STEP`, a `BaseEnv` of your own and an external
+    environment reset themselves and may be in the next episode: read their last step from
     `episode.last_info_for(agent_id)`.
 
-    If `on_postprocess_trajectory` is overridden, or a policy reads trajectories or has a `critic_obs`, trajectories are
-    completed when the fragment closes, and `on_episode_end` is called then, after other episodes have begun. Keep what
-    you count for an episode in `episode.user_data`, not in the callbacks object.
+    If `on_postprocess_trajectory` is overridden, trajectories are completed when the fragment closes, and
+    `on_episode_end` is called then, after other episodes have begun: read the environment in `on_episode_step`. Keep
+    what you count for an episode in `episode.user_data`, not in the callbacks object.
 
     Change the weights of a policy with Box actions only between two fragments, for example in `on_train_result`.
     Log-probabilities of Box actions are computed when the fragment closes: after `policy.set_weights` in a hook about

@@ -12,7 +12,7 @@ import numpy as np
 
 from menv.adapters.poll_events import EpisodeReplay
 from menv.base_env import AgentId, BaseEnv, EnvId, IntArray
-from menv.errors import ConfigError
+from menv.errors import ConfigError, EnvCrashError, MenvError, raised_by_envs
 
 if TYPE_CHECKING:
     from menv.adapters.external import RequestSource
@@ -29,6 +29,9 @@ class Adapter(BaseEnv):
         events_have_order: Whether ends of sub-environments are sorted by env step; otherwise they count in the order in
             which polls return them.
         source: Where the calls of an external environment come from.
+        pauses_at_ends: Set by a sampler whose callbacks look at environments: a poll in which episodes ended returns
+            their ends alone, and the next one resets their sub-environments and returns everything else.
+        paused: Whether the last poll did so.
     """
 
     returns_table = True
@@ -36,6 +39,8 @@ class Adapter(BaseEnv):
     counts_steps: bool = True
     events_have_order: bool = False
     source: RequestSource | None = None
+    pauses_at_ends: bool = False
+    paused: bool = False
 
     @property
     def replayable(self) -> CreatedEnvs | None:
@@ -118,3 +123,25 @@ class CreatedEnvs(Protocol):
             The sub-environments that begin a new episode, because none is in `recorded` or its replay differed. Their
             first rows come with the next poll.
         """
+
+
+def call_env(env: BaseEnv, method: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of a user's `BaseEnv`; what it raises is the cause of an `EnvCrashError`."""
+    try:
+        return getattr(env, method)(*args, **kwargs)
+    except MenvError:
+        raise
+    except raised_by_envs() as error:
+        raise EnvCrashError(
+            f"{type(env).__name__}.{method}: raised {type(error).__name__}: {error}; "
+            "the environment's own traceback is above"
+        ) from error
+
+
+def reset_base_env(
+    env: BaseEnv, env_id: EnvId | None, seed: int | None, options: dict[str, Any] | None
+) -> Any:
+    """Call `try_reset` of a user's `BaseEnv`."""
+    # The classic signature is `try_reset(env_id)`: other arguments are passed only if they are given.
+    given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+    return call_env(env, "try_reset", env_id, **given)

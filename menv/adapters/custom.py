@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.adapter import Adapter
+from menv.adapters.adapter import Adapter, call_env, reset_base_env
 from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgents, join_slots
 from menv.adapters.poll_events import PollEvents
 from menv.adapters.validation import (
@@ -48,7 +48,7 @@ from menv.base_env import (
     Ready,
     Unclaimed,
 )
-from menv.errors import ContractError, EnvCrashError, MenvError, raised_by_envs
+from menv.errors import ContractError
 from menv.spaces import as_reward, how_many, own_copy
 
 _KINDS: Mapping[str, tuple[type, str]] = {
@@ -62,24 +62,6 @@ _KEPT_IDS = 65_536
 _NO_SEAT: tuple[EnvId, AgentId] = (None, None)
 # Fewer env steps than any sub-environment has.
 _NEVER = -1
-
-
-def _call(env: BaseEnv, method: str, *args: Any, **kwargs: Any) -> Any:
-    try:
-        return getattr(env, method)(*args, **kwargs)
-    except MenvError:
-        raise
-    except raised_by_envs() as error:
-        raise EnvCrashError(
-            f"{type(env).__name__}.{method}: raised {type(error).__name__}: {error}; "
-            "the environment's own traceback is above"
-        ) from error
-
-
-def _reset(env: BaseEnv, env_id: EnvId | None, seed: int | None, options: dict[str, Any] | None) -> Any:
-    # The classic signature is `try_reset(env_id)`: other arguments are passed only if they are given.
-    given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
-    return _call(env, "try_reset", env_id, **given)
 
 
 def _wrong(
@@ -96,6 +78,7 @@ class SixDicts(BaseEnv):
     """
 
     returns_table = True
+    pauses_at_ends = False
 
     def __init__(self, inner: BaseEnv, watcher: Any) -> None:
         self._inner = inner
@@ -121,6 +104,8 @@ class SixDicts(BaseEnv):
         # Actions that agents chose themselves, by slot, in rows that no poll has delivered yet.
         self._taken: dict[int, Any] = {}
         self._events = PollEvents()
+        # Sub-environments whose episode has ended and that were not reset yet.
+        self.over: list[EnvId] = []
         self._delivered = (list[WaitingAgents](), np.zeros(0, np.int64))
 
     @property
@@ -129,6 +114,10 @@ class SixDicts(BaseEnv):
         return list(self._gone.values())
 
     def poll(self, timeout: float | None = None) -> Ready:
+        if self.over:
+            self._begin_over()
+            if self._due or not self._empty_steps:
+                return self._deliver()
         while True:
             # `{}` is sent once per step: a busy sub-environment would take another step for each.
             empty: MultiEnvDict = {key: {} for key in self._empty_steps if key not in self._sent_empty}
@@ -136,9 +125,11 @@ class SixDicts(BaseEnv):
             self._answers = {}
             self._sent_empty.update(self._empty_steps)
             if answers:
-                _call(self._inner, "send_actions", answers)
-            parts = validate_poll(_call(self._inner, "poll"), self._wrong)
+                call_env(self._inner, "send_actions", answers)
+            parts = validate_poll(call_env(self._inner, "poll"), self._wrong)
             self._read(parts)
+            if self.over:
+                return self._events.take_ends(self._env_steps.copy(), self.seats)
             # If nothing came at all the inner environment is busy, and the caller decides how long to wait.
             if self._due or not self._empty_steps or not any(parts[:4]):
                 return self._deliver()
@@ -169,7 +160,7 @@ class SixDicts(BaseEnv):
             env_ids = fresh if env_id is None else [env_id]
             shown = {key: self._trackers[key].by_agent() for key in env_ids}
             return {key: row[0] for key, row in shown.items()}, {key: row[1] for key, row in shown.items()}
-        result = _reset(self._inner, env_id, seed, options)
+        result = reset_base_env(self._inner, env_id, seed, options)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise self._wrong(
                 "try_reset", f"returned {how_many(result)}",
@@ -195,7 +186,7 @@ class SixDicts(BaseEnv):
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Restart the other environment; a running episode ends as truncated."""
-        _call(self._inner, "try_restart", env_id)
+        call_env(self._inner, "try_restart", env_id)
         for key in list(self._running) if env_id is None else [env_id]:
             if key in self._running:
                 self._trackers[key].truncate(self._events)
@@ -259,13 +250,21 @@ class SixDicts(BaseEnv):
         self._events.count_step(env_id)
         if tracker.step(step, self._events):
             self._stop_running(env_id)
+            self.over.append(env_id)
+            if not self.pauses_at_ends:
+                self._begin_over()
+        else:
+            self._update_waiting(env_id)
+
+    def _begin_over(self) -> None:
+        """Reset the sub-environments whose episode has ended."""
+        while self.over:
+            env_id = self.over.pop(0)
             if self.try_reset(env_id) == (None, None):
-                del self._trackers[env_id]
+                tracker = self._trackers.pop(env_id)
                 tracker.release_all()
                 self._free_indices.append(tracker.env_index)
                 self._gone[tracker.env_index] = env_id
-        else:
-            self._update_waiting(env_id)
 
     def _update_waiting(self, env_id: EnvId) -> None:
         self._sent_empty.discard(env_id)
@@ -386,8 +385,11 @@ class CustomEnvs(Adapter):
     def poll(self, timeout: float | None = None) -> Ready:
         """Poll the inner environment; raise a `ContractError` if a table contradicts itself or an earlier one."""
         if self._dicts is not None:
-            return self._dicts.poll()
-        ready = _call(self.inner, "poll", *(() if timeout is None else (timeout,)))
+            self._dicts.pauses_at_ends = self.pauses_at_ends
+            ready = self._dicts.poll()
+            self.paused = bool(self._dicts.over)
+            return ready
+        ready = call_env(self.inner, "poll", *(() if timeout is None else (timeout,)))
         if not isinstance(ready, Ready):
             raise self._wrong(
                 "poll", f"returned {how_many(ready)}", "a menv.Ready, because returns_table is set",
@@ -416,18 +418,18 @@ class CustomEnvs(Adapter):
             raise wrong_count(len(actions), len(slots))
         if len(slots):
             self._waits[slots] = False
-            _call(self.inner, "send_actions", slots, actions)
+            call_env(self.inner, "send_actions", slots, actions)
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
         self._was_reset = True
-        result: tuple[Any, Any] = _reset(self._table, env_id, seed, options)
+        result: tuple[Any, Any] = reset_base_env(self._table, env_id, seed, options)
         return result
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         self._was_reset = True
-        _call(self._table, "try_restart", env_id)
+        call_env(self._table, "try_restart", env_id)
 
     def get_agent_ids(self) -> set[AgentId]:
         listed = self.possible_agents or self.inner.get_agent_ids()

@@ -56,8 +56,8 @@ class GymEnvs(LocalEnvs):
         self._waiting: frozenset[int] = frozenset()
         self._all = frozenset(self._order)
         self._answers: tuple[Sequence[int], Sequence[Any]] = ((), ())
-        # The rewards of a step of all copies in `poll_vector_step`, which the next poll returns.
-        self._stepped: list[Any] | None = None
+        # Copies that were stepped and their rewards, which the next poll returns.
+        self._stepped: tuple[Sequence[int], list[Any]] | None = None
         self._no_flags = np.zeros(num_envs, np.bool_)
 
     @property
@@ -74,9 +74,15 @@ class GymEnvs(LocalEnvs):
         order, actions = self._answers
         self._answers = ((), ())
         if self._stepped is not None:
-            order, rewards, self._stepped = self._order, self._stepped, None
+            (order, rewards), self._stepped = self._stepped, None
         else:
             rewards = self._step(order, actions) if len(order) else []
+        if self._over and self.pauses_at_ends and not self.paused:
+            self._stepped, self.paused, self._in_poll = (order, rewards), True, False
+            return self._events.take_ends(self.env_steps, self.seats)
+        self.paused = False
+        if self._over:
+            self._begin_over()
         if self._due:
             undelivered = sorted(self._due.difference(order))
             order, rewards = [*order, *undelivered], [*rewards, *[0.0] * len(undelivered)]
@@ -109,13 +115,16 @@ class GymEnvs(LocalEnvs):
         if order is not self._order or self._due:
             return None
         self._answers = ((), ())
-        results = rewards, ends, raised = self._take_steps(order, actions)
+        rewards, ends, raised = self._take_steps(order, actions)
         # A reset that raises counts as a step too.
         now = self.env_steps.copy()
         begun = [self._next_episode(end.slot) for end in ends.values()]
         if raised or self._events.faults:
-            self._report(results, now, begun)
-            self._stepped = rewards
+            self._report(rewards, ends, now)
+            for end, row in zip(ends.values(), begun, strict=True):
+                self._begin(end.slot, *row)
+            self._lose_all(raised)
+            self._stepped = order, rewards
             return None
         for end, row in zip(ends.values(), begun, strict=True):
             self._set_first_row(end.slot, *row)
@@ -226,16 +235,19 @@ class GymEnvs(LocalEnvs):
         self._episode_start[index] = self.env_steps.item(index)
         self._fresh[index] = True
 
-    def _truncate(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
+    def _truncate(self, index: int) -> None:
         order, actions = self._answers
         if index in order:
             kept = [(i, action) for i, action in zip(order, actions, strict=True) if i != index]
             self._answers = ([i for i, _ in kept], [action for _, action in kept])
         if not self._drop_join(index):
-            length = int(self.env_steps[index]) - self._episode_start[index]
+            length, reward = int(self.env_steps[index]) - self._episode_start[index], 0.0
+            stepped, rewards = self._stepped or ((), [])
+            if index in stepped:
+                place = list(stepped).index(index)
+                reward, rewards[place] = rewards[place], 0.0
             final, info = own_copy(self._obs[index]), self._infos[index]
-            self._end(End(index, index, SINGLE_AGENT, 0.0, False, True, final, info), length)
-        self._reset_and_begin(index, seed, options)
+            self._end(End(index, index, SINGLE_AGENT, reward, False, True, final, info), length)
 
     def _drop_join(self, index: int) -> bool:
         """Forget the join of an episode that no poll has reported; False if one has."""
@@ -254,10 +266,11 @@ class GymEnvs(LocalEnvs):
         self._begin(index, *self._recreate(index, "step", error, steps=length))
 
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
-        """Step the copies in `order`, reset finished copies, replace crashed ones, return their rewards."""
-        results = rewards, ends, _ = self._take_steps(order, actions)
-        now = self.env_steps.copy()
-        self._report(results, now, [self._next_episode(end.slot) for end in ends.values()])
+        """Step the copies in `order`, report ends, replace crashed copies, return their rewards."""
+        rewards, ends, raised = self._take_steps(order, actions)
+        self._report(rewards, ends, self.env_steps)
+        self._over += [end.slot for end in ends.values()]
+        self._lose_all(raised)
         return rewards
 
     def _take_steps(self, order: Sequence[int], actions: Sequence[Any]) -> Results:
@@ -311,15 +324,14 @@ class GymEnvs(LocalEnvs):
             return error
         return None
 
-    def _report(self, results: Results, now: IntArray, begun: Sequence[tuple[Any, Any]]) -> None:
-        """Report the ends at env steps [E] `now`, the first rows in `begun`, and the copies that raised."""
-        rewards, ends, raised = results
+    def _report(self, rewards: list[Any], ends: Mapping[int, End], now: IntArray) -> None:
+        """Report the ends at env steps [E] `now`."""
         for place, end in ends.items():
             # The last reward belongs to the end, not to the next row.
             rewards[place] = 0.0
             self._end(end, now.item(end.slot) - self._episode_start[end.slot])
-        for end, row in zip(ends.values(), begun, strict=True):
-            self._begin(end.slot, *row)
+
+    def _lose_all(self, raised: list[tuple[int, BaseException]]) -> None:
         # Popped, because the tracebacks of these errors hold this frame.
         while raised:
             self._lose(*raised.pop(0))

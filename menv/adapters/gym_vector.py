@@ -131,8 +131,12 @@ class GymVectorEnvs(LockstepEnvs):
         step.rewards, step.terminated, step.truncated = (
             np.array(part) for part in (step.rewards, step.terminated, step.truncated)
         )
-        step.obs, reset_infos = self._reset_some(done)
-        step.infos = VectorInfos(infos, self._all_slots, (reset_infos, done))
+
+    def _reset_done(self, step: VectorStep, done: Flags) -> None:
+        if self._mode == DISABLED:
+            step.obs, reset_infos = self._reset_some(done)
+            infos = step.infos.by_name if isinstance(step.infos, VectorInfos) else {}
+            step.infos = VectorInfos(infos, self._all_slots, (reset_infos, done))
 
     def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """Do nothing if the next step resets the sub-environment anyway, or if it was just reset."""
@@ -267,6 +271,11 @@ class VectorInfos(Sequence[Mapping[str, Any]]):
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return map(self._of, self._indices.tolist())
+
+    @property
+    def by_name(self) -> Mapping[str, Any]:
+        """The infos as gymnasium returned them."""
+        return self._infos
 
     @property
     def names(self) -> Collection[str]:

@@ -167,6 +167,8 @@ class LocalEnvs(Adapter):
         self._was_reset = [False] * num_envs
         # True during a poll, and after a poll that was interrupted with some sub-environments stepped and others not.
         self._in_poll = False
+        # Sub-environments whose episode has ended and that were not reset yet.
+        self._over: list[int] = []
         self._prepare()
 
     # Read when they are needed: an environment may only have spaces after its first reset.
@@ -227,7 +229,7 @@ class LocalEnvs(Adapter):
         infos: MultiEnvDict = {}
         for index in indices:
             if self._in_poll or self._moved(index) or seed is not None or options is not None:
-                self._truncate(index, seed, options)
+                self._begin_anew(index, seed, options)
             obs[index], infos[index] = self._first_row(index)
         self._in_poll = self._in_poll and env_id is not None
         return obs, infos
@@ -238,7 +240,22 @@ class LocalEnvs(Adapter):
             self._replace_env(index)
             self._report_created(index)
             if self._started:
-                self._truncate(index, None, None)
+                self._begin_anew(index)
+
+    def _begin_anew(self, index: int, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Reset a sub-environment; a running episode ends as truncated."""
+        if index in self._over:
+            self._over.remove(index)
+        else:
+            self._truncate(index)
+        self._reset_and_begin(index, seed, options)
+
+    def _begin_over(self) -> None:
+        """Begin the next episode where one has ended."""
+        for index in list(self._over):
+            first = self._next_episode(index)
+            self._over.remove(index)
+            self._begin(index, *first)
 
     @property
     def replayable(self) -> LocalEnvs | None:
@@ -270,7 +287,8 @@ class LocalEnvs(Adapter):
         """Return the slots of a sub-environment's agents that are alive, and the slots of the waiting ones."""
 
     def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
-        self._started, self._in_poll = True, False
+        self._started, self._in_poll, self.paused = True, False, False
+        self._over.clear()
         self._clear(seats)
         new = set()
         for index in range(len(self._envs)):
@@ -313,8 +331,18 @@ class LocalEnvs(Adapter):
         """Return the observations and infos of the agents that wait, by agent."""
 
     @abstractmethod
-    def _truncate(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        """End the running episode of a sub-environment as truncated and reset it."""
+    def _truncate(self, index: int) -> None:
+        """End the running episode of a sub-environment as truncated."""
+
+    @abstractmethod
+    def _reset_and_begin(
+        self, index: int, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Reset a sub-environment whose episode is over, and begin the next one."""
+
+    @abstractmethod
+    def _begin(self, index: int, obs: object, infos: object) -> None:
+        """Begin an episode with what a reset returned."""
 
     @abstractmethod
     def _clear(self, seats: object) -> None:

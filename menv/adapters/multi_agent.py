@@ -59,7 +59,14 @@ class MultiAgentEnvs(LocalEnvs):
         if self._in_poll:
             raise interrupted_poll_error()
         self._in_poll = True
-        self._step_answered()
+        if self.paused:
+            self._begin_over()
+        else:
+            self._step_answered()
+        if self._over:
+            self.paused, self._in_poll = True, False
+            return self._events.take_ends(self.env_steps, self.seats)
+        self.paused = False
         if len(self._due) == len(self._envs):
             fresh, trackers = self._all_indices, self._trackers
         else:
@@ -169,8 +176,7 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _begin_new(self, index: int, slots: Mapping[AgentId, int]) -> None:
         self._replace_trackers([index], slots)
-        self._begin(index, *self._reset_env(index))
-        self._waiting.discard(index)
+        self._reset_and_begin(index)
 
     def _start(self) -> None:
         self._started = True
@@ -183,7 +189,7 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _step_answered(self) -> None:
         answers, self._answers = self._answers, [None] * len(self._envs)
-        envs, trackers, events, over = self._envs, self._trackers, self._events, []
+        envs, trackers, events, over = self._envs, self._trackers, self._events, self._over
         stepped = self._all_indices
         if None in answers:
             stepped = [index for index, by_agent in enumerate(answers) if by_agent is not None]
@@ -205,15 +211,15 @@ class MultiAgentEnvs(LocalEnvs):
                     continue
             if not tracker.waiting.agents:
                 self._step_until_waiting(index)
-        for index in over:
-            self._begin(index, *self._next_episode(index))
+        if over and not self.pauses_at_ends:
+            self._begin_over()
         self._due.update(stepped)
 
     def _step_until_waiting(self, index: int) -> None:
         """Step a copy with `{}` until an agent waits."""
         tracker = self._trackers[index]
         empty = 0
-        while not tracker.waiting.agents:
+        while not tracker.waiting.agents and index not in self._over:
             empty = count_empty(empty, f"env {index} step", tracker.all_ended)
             self._step_once(index)
         self._due.add(index)
@@ -229,7 +235,11 @@ class MultiAgentEnvs(LocalEnvs):
         except raised_by_envs() as error:
             self._lose(index, error)
             return
-        if self._trackers[index].step(result, self._events):
+        if not self._trackers[index].step(result, self._events):
+            return
+        if self.pauses_at_ends:
+            self._over.append(index)
+        else:
             self._trackers[index].begin(*self._next_episode(index), self._events)
 
     def _lose(self, index: int, error: BaseException) -> None:
@@ -237,9 +247,15 @@ class MultiAgentEnvs(LocalEnvs):
         tracker.lose({}, self._events)
         tracker.begin(*self._recreate(index, "step", error, steps=tracker.episode_steps), self._events)
 
-    def _truncate(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        self._answers[index] = None
-        self._trackers[index].truncate(self._events)
+    def _truncate(self, index: int) -> None:
+        tracker, self._answers[index] = self._trackers[index], None
+        if index in self._due:
+            tracker.add_rewards(dict(zip(tracker.waiting.agents, tracker.rewards, strict=True)), self._events)
+        tracker.truncate(self._events)
+
+    def _reset_and_begin(
+        self, index: int, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> None:
         self._waiting.discard(index)
         self._begin(index, *self._reset_env(index, seed, options))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from menv.base_env import AgentId, End, EnvId, EpisodeEnd, Join, SharedInfo, Unclaimed
+import numpy as np
+
+from menv.base_env import AgentId, End, EnvId, EpisodeEnd, IntArray, Join, Ready, SharedInfo, Unclaimed
 from menv.errors import ContractError, EnvFault
 
 _EMPTY: Mapping[str, Any] = {}
@@ -30,6 +33,21 @@ class PollEvents:
                 info = shared.info
         self.shared_infos = [shared for shared in self.shared_infos if shared.env_id != env_id]
         return info
+
+    def take_ends(self, env_steps: IntArray, seats: Sequence[tuple[EnvId, AgentId]]) -> Ready:
+        """Remove what belongs to episodes that ended, and return it without rows, for a poll that pauses."""
+        over = {episode.env_id for episode in self.episodes}
+        ended = [end for end in self.ended if end.env_id in over]
+        unclaimed = [entry for entry in self.unclaimed if entry.env_id in over]
+        counts = list(accumulate((entry.env_id in over for entry in self.unclaimed), initial=0))
+        episodes = [one._replace(unclaimed=counts[one.unclaimed]) for one in self.episodes]
+        faults, self.faults, self.episodes = self.faults, [], []
+        self.ended = [end for end in self.ended if end.env_id not in over]
+        self.unclaimed = [entry for entry in self.unclaimed if entry.env_id not in over]
+        return Ready(
+            np.zeros(0, np.int64), [], np.zeros(0), env_steps, (), ended, episodes, unclaimed, seats=seats,
+            faults=faults,
+        )  # fmt: skip
 
     def count_step(self, env_id: EnvId) -> None:
         """Count an env step that a sub-environment takes after its ends and before the poll that reports them."""

@@ -72,6 +72,8 @@ class LockstepEnvs(Adapter):
         # [E] True where no agent has acted since the reset.
         self._fresh: Flags = np.ones(num_envs, np.bool_)
         self._events = PollEvents()
+        # A step whose ends a poll has returned, and whose rows the next poll returns.
+        self._paused_step: VectorStep | None = None
         # The last vector step, if the vector loop drives this environment.
         self._vector_step: VectorStep | None = None
         self._started = False
@@ -88,6 +90,9 @@ class LockstepEnvs(Adapter):
     @abstractmethod
     def _step_all(self, actions: object, slots: IntArray | None) -> VectorStep:
         """Step everything with the actions of the rows at `slots` [R], None for all E; others are ignored."""
+
+    def _reset_done(self, step: VectorStep, done: Flags) -> None:
+        """Reset the sub-environments that are done [E], unless `env` does, and put their first rows into the step."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -108,8 +113,13 @@ class LockstepEnvs(Adapter):
                 f"poll: {len(self._some_actions)} of {len(self._slots)} sub-environments were answered, none for env "
                 f"{missing[:16]}, expected all: they step together; answer every row that poll returned"
             )
-        if self._actions is not None:
+        if self._paused_step is not None:
+            self._resume()
+        elif self._actions is not None:
             self._step()
+        self.paused = self._paused_step is not None
+        if self.paused:
+            return self._events.take_ends(self.env_steps, self._seats)
         slots, obs, rewards, infos = self._undelivered()
         self._delivered = True
         self._renewed.clear()
@@ -140,6 +150,8 @@ class LockstepEnvs(Adapter):
         else:
             self._vector_step = self._take_step(self._actions, None)
             self._count(self._vector_step)
+            if self._vector_step.done is not None:
+                self._reset_done(self._vector_step, self._vector_step.done)
         self._actions = None
         return self._vector_step
 
@@ -166,6 +178,8 @@ class LockstepEnvs(Adapter):
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
         self._refuse_two_drivers()
+        if self._paused_step is not None:
+            self._resume()
         if not self._started:
             self._start(seed, options)
         elif env_id is not None:
@@ -195,7 +209,7 @@ class LockstepEnvs(Adapter):
     def start_from(self, env_steps: IntArray) -> None:
         """Reset everything at the next poll, as if it were the first, and count env steps on from [E] `env_steps`."""
         self._started = self._delivered = False
-        self._vector_step = self._actions = None
+        self._vector_step = self._actions = self._paused_step = None
         self._some_actions.clear()
         self._renewed.clear()
         self._events = PollEvents()
@@ -289,12 +303,22 @@ class LockstepEnvs(Adapter):
         slots, actions = self._slots, self._actions
         self._actions = None
         self._fresh[:] = False
-        while True:
-            self._set_rows(self._take_step(actions, slots))
-            if len(self._slots):
-                self._delivered = False
+        self._advance(self._take_step(actions, slots))
+
+    def _advance(self, step: VectorStep) -> None:
+        """Count a step and report its ends; then set its rows, or pause."""
+        self._count(step)
+        if step.done is not None:
+            self._end(np.flatnonzero(step.done), step)
+            if self.pauses_at_ends:
+                self._paused_step = step
                 return
-            slots, actions = self._slots, []
+        self._set_rows(step)
+
+    def _resume(self) -> None:
+        step, self._paused_step = self._paused_step, None
+        assert step is not None
+        self._set_rows(step)
 
     def _take_step(self, actions: object, slots: IntArray | None) -> VectorStep:
         """Take an env step. A reset is no step: a reward that wrappers add to it is dropped."""
@@ -304,12 +328,11 @@ class LockstepEnvs(Adapter):
         return step
 
     def _set_rows(self, step: VectorStep) -> None:
-        self._count(step)
         rewards = as_rewards(step.rewards, lambda: env_reward_labels("step"))
         begun, absent = step.begun, None
         if step.done is not None:
             rewards = np.where(step.done, 0.0, rewards)
-            self._end(np.flatnonzero(step.done), step)
+            self._reset_done(step, step.done)
             if step.finals is None:
                 absent = step.done
             else:
@@ -322,6 +345,9 @@ class LockstepEnvs(Adapter):
             present = self._slots = np.flatnonzero(~absent)
             self._rewards = rewards[present]
             self._obs, self._infos = _rows_at(step.obs, present), _rows_at(self._infos, present)
+        self._delivered = False
+        if not len(self._slots):
+            self._advance(self._take_step([], self._slots))
 
     def _end(self, done: IntArray, step: VectorStep) -> None:
         indices = done.tolist()
@@ -454,12 +480,13 @@ class VectorEnvs(LockstepEnvs):
         obs, infos = list(obs), as_infos(infos, "vector_step")
         finals = [last_obs(obs[index], f"vector_step, env {index}") for index in done]
         final_infos = [infos[index] for index in done]
-        for index in done:
-            # The seed counts the step that was just taken, as for copies that step one by one.
-            seed = None if self._seed is None else self._seed_of(index, 1)
-            obs[index], infos[index] = self._reset_at(index, seed, None)
         flags = over if done else None
         return VectorStep(obs, rewards, terminated, truncated, infos, flags, None, finals, final_infos)
+
+    def _reset_done(self, step: VectorStep, done: Flags) -> None:
+        for index in np.flatnonzero(done).tolist():
+            seed = None if self._seed is None else self._seed_of(index)
+            step.obs[index], step.infos[index] = self._reset_at(index, seed, None)  # type: ignore[index]
 
     def _close(self) -> None:
         close_env(self.env)
@@ -473,9 +500,9 @@ class VectorEnvs(LockstepEnvs):
         check_info(info, f"reset_at, env {index}: info")
         return obs, info
 
-    def _seed_of(self, index: int, more: int = 0) -> int:
+    def _seed_of(self, index: int) -> int:
         assert self._seed is not None
-        return rng.reset_seed(self._seed, self._first_index + index, int(self.env_steps[index]) + more)
+        return rng.reset_seed(self._seed, self._first_index + index, int(self.env_steps[index]))
 
 
 _SIGNATURES: Final = {

@@ -34,6 +34,7 @@ class CallbackRunner:
 
     Attributes:
         active: Whether any hook about episodes or trajectories is overridden; others cost nothing.
+        looks_at_ends: Whether a hook is called when an episode ends, before its sub-environment is reset.
         keeps: Whether the episodes of a fragment are kept until it closes.
         episodes: The kept episodes by id.
         describe: Describes a fault; see `CrashRecorder.record`.
@@ -48,6 +49,9 @@ class CallbackRunner:
         self._steps = overrides(callbacks, "on_episode_step")
         self._postprocess = overrides(callbacks, "on_postprocess_trajectory")
         self._sample_end = overrides(callbacks, "on_sample_end")
+        # With `on_postprocess_trajectory`, which comes first, `on_episode_end` waits for the end of the fragment.
+        ends = overrides(callbacks, "on_episode_end") and not self._postprocess
+        self.looks_at_ends = self._steps or ends
         self.keeps = self._postprocess
         self.active = self._postprocess or any(overrides(callbacks, hook) for hook in _EPISODE_HOOKS)
         self._begun: list[tuple[Episode, int]] = []
@@ -90,6 +94,8 @@ class CallbackRunner:
                 self._call_begun(*begun)
         if self._steps and not faulty:
             self._call("on_episode_step", episode, env_index)
+        if self.active and not faulty and not self._postprocess:
+            self._call("on_episode_end", episode, env_index)
         if self.keeps:
             self._over.append((episode, env_index, faulty, when))
         else:
@@ -99,7 +105,7 @@ class CallbackRunner:
         if faulty:
             self._metrics.add_unclaimed(episode.unclaimed_rewards)
             return
-        if self.active:
+        if self._postprocess:
             self._call("on_episode_end", episode, env_index)
         self._metrics.record(episode, when)
 
@@ -145,9 +151,10 @@ class CallbackRunner:
         before = np.zeros(len(ready.env_steps), np.int64)
         before[: len(self._env_steps)] = self._env_steps
         moved = ready.env_steps - before
-        self._env_steps = ready.env_steps.copy()
+        self._env_steps = before
         for slot in {ready.seats[slot][0]: slot for slot in ready.slots.tolist()}.values():
             env_index = self._worker.env_index_of(slot)
+            before[env_index] = ready.env_steps[env_index]
             episode = running.get(ready.seats[slot][0])
             if episode is not None and moved[env_index] and env_index not in new:
                 episode.length = int(ready.env_steps[env_index]) - episode.begun_at

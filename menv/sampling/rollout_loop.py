@@ -6,6 +6,7 @@ It works for every `BaseEnv`, one row per waiting agent. `menv.sampling.sampler`
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -59,6 +60,7 @@ class RolloutLoop:
         self.env_steps: Column = np.zeros(0, np.int64)
         self.agent_steps = 0
         self._base_env = base_env
+        base_env.pauses_at_ends = callbacks.looks_at_ends
         self._groups = groups
         self._limit = limit
         self._table = table
@@ -122,11 +124,16 @@ class RolloutLoop:
             time.sleep(0.001)
 
     def poll(self, timeout: float | None = None) -> Ready:
-        """Poll once and record what came: ends first, then joins, then rows."""
-        before = perf_counter()
-        polled: Ready = self._base_env.poll(timeout)
-        self._timers.env += perf_counter() - before
-        self._apply(polled)
+        """Poll, again after each pause, and record what came: ends first, then joins, then rows."""
+        for pauses in itertools.count():
+            before = perf_counter()
+            polled: Ready = self._base_env.poll(timeout)
+            self._timers.env += perf_counter() - before
+            self._apply(polled)
+            if not self._base_env.paused:
+                break
+            if pauses >= _EMPTY_POLLS:
+                raise _empty_polls_error(pauses, self._base_env.gone)
         return polled
 
     def _apply(self, ready: Ready) -> None:

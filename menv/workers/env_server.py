@@ -37,7 +37,7 @@ class ServerUpdate(NamedTuple):
     `slots` are [R], None if the last update had the same. `obs` holds R packed observations, `rewards` is [R],
     `env_steps` is [k], `infos` is None where all are empty. `held` are rewards that wait for their agent's next row, by
     sub-environment and agent. `events` is everything else, None where nothing has happened, and `starts` [k] are the
-    env steps at the last resets, as far as they have changed.
+    env steps at the last resets, as far as they have changed. `paused` is the adapter's.
 
     Sub-environments have their numbers among all servers of a `RemoteEnvs`; slots are the server's.
     """
@@ -50,6 +50,7 @@ class ServerUpdate(NamedTuple):
     held: Mapping[int, Mapping[AgentId, float]]
     events: PollEvents | None
     starts: Sequence[int]
+    paused: bool = False
 
 
 Numbered = TypeVar("Numbered", Join, EpisodeEnd, Unclaimed)
@@ -127,10 +128,15 @@ class EnvServer:
             rng.seed_process(self._seed, *env_steps.values())
         return self._update_after(lambda: self._envs.begin_at(env_steps))
 
-    def step(self, slots: IntArray | None, actions: Any) -> ServerUpdate:
+    def step(self, slots: IntArray | None, actions: Any, pauses_at_ends: bool) -> ServerUpdate:
         """Send packed actions for slots, None for all rows of the last update, and return the next update."""
         slots = self._slots if slots is None else slots
+        self._envs.pauses_at_ends = pauses_at_ends
         return self._update_after(lambda: self._envs.send_actions(slots, unpack_stack(actions)))
+
+    def resume_poll(self) -> ServerUpdate:
+        """Return the rest of a poll that has paused."""
+        return self._update_after(lambda: None)
 
     def reset(
         self, place: int, seed: int | None, options: dict[str, Any] | None
@@ -208,6 +214,7 @@ class EnvServer:
             held,
             events,
             starts,
+            envs.paused,
         )
 
     def _renumber(self, error: MenvError) -> None:

@@ -156,7 +156,7 @@ class RemoteEnvServer:
     `actor` is the remote `EnvServer`. `asked` describes the unanswered requests: the kind of answer, the
     sub-environments that begin with it, and the number of resets and steps that it may take. `since` is the time of
     `clock` at which the oldest one began. `failed` counts failed starts in a row. `ended` is True without a process,
-    after too many losses.
+    after too many losses, `paused` where the last update came from a poll that paused.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class RemoteEnvServer:
         self.since = 0.0
         self.has_reported = False
         self.failed = 0
-        self.ended = False
+        self.ended = self.paused = False
         self.layout = _empty_layout()
         self.undelivered = UndeliveredRows()
         self._seats = seats
@@ -207,7 +207,7 @@ class RemoteEnvServer:
 
     def attach(self, actor: RemoteActor) -> None:
         """Use another process, of which only the creation was requested."""
-        self.actor, self.ended = actor, False
+        self.actor, self.ended, self.paused = actor, False, False
         self.asked = deque([("created", (), self.size)])
         self.since = self._clock.now()
         self.layout, self._held = _empty_layout(), {}
@@ -281,6 +281,7 @@ class RemoteEnvServer:
     def take(self, update: ServerUpdate) -> None:
         """Apply an update."""
         self.has_reported, self.failed, before = True, 0, self.env_steps
+        self.paused = update.paused
         events = None if update.events is None else self._translated(update.events)
         if update.starts:
             self._starts = list(update.starts)

@@ -106,10 +106,13 @@ class RemoteEnvs(Adapter):
     def poll(self, timeout: float | None = None) -> Ready:
         """Return the rows of servers that have answered; the first poll waits for all."""
         self._check_running("poll")
-        if self._started:
+        if self.paused:
+            self._resume_polls()
+        elif self._started:
             self._gather(timeout)
         else:
             self._start()
+        self.paused = self.pauses_at_ends and any(server.paused for server in self._servers)
         ready, self._delivered = combined_ready(self._servers, self.env_steps, self._delivered, self.seats)
         for _, layout in self._delivered.parts:
             self._waiting.update(layout.by_env)
@@ -242,6 +245,14 @@ class RemoteEnvs(Adapter):
             self._take(server, update)
         return fresh
 
+    def _resume_polls(self) -> None:
+        """Let the servers that paused reset their sub-environments, and wait for these rows."""
+        paused = [server for server in self._servers if server.paused]
+        for server in paused:
+            server.ask("update", EnvServer.resume_poll)
+        for server in paused:
+            self._settle(server)
+
     def _start(self) -> None:
         if self._started:
             return
@@ -253,7 +264,8 @@ class RemoteEnvs(Adapter):
 
     def _answer(self, server: RemoteEnvServer, layout: RemoteLayout, actions: object) -> None:
         last = layout is server.layout and not server.asked
-        server.ask("update", EnvServer.step, None if last else layout.own, pack_stack(actions))
+        own = None if last else layout.own
+        server.ask("update", EnvServer.step, own, pack_stack(actions), self.pauses_at_ends)
         for index in layout.by_env:
             del self._waiting[index]
 
@@ -285,7 +297,8 @@ class RemoteEnvs(Adapter):
             if slots:
                 server.undelivered.drop(set(slots))
                 actions = [by_env[self._env_of(slot)][self.seats[slot][1]] for slot in slots]
-                server.ask("update", EnvServer.step, server.own_slots(slots), pack_stack(actions))
+                own = server.own_slots(slots)
+                server.ask("update", EnvServer.step, own, pack_stack(actions), self.pauses_at_ends)
             for index in indices_here:
                 self._waiting.pop(index, None)
 

@@ -1,0 +1,266 @@
+"""Callbacks of an end see the environment as it ended: the reset comes after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from pettingzoo import ParallelEnv
+
+from menv import BaseEnv, DefaultCallbacks, MultiAgentEnv, VectorEnv
+from menv.algorithms import PPO
+from menv.errors import EnvFaultWarning
+from menv.wrappers import ParallelPettingZooEnv
+
+SMALL = {
+    "rollout_fragment_length": 30,
+    "train_batch_size": 60,
+    "sgd_minibatch_size": 30,
+    "num_sgd_iter": 1,
+    "num_envs_per_worker": 2,
+    "seed": 3,
+}
+OBS, ACTIONS = Box(0, 100, (1,)), Discrete(2)
+LENGTHS = (7, 8)
+"""Env steps of each episode of the two sub-environments; the score counts them."""
+
+
+def shown(score: float) -> Any:
+    return np.full(1, score, np.float32)
+
+
+class Lone(gym.Env[Any, Any]):
+    """One agent; the score is what the environment alone knows."""
+
+    observation_space, action_space = OBS, ACTIONS
+
+    def __init__(self, config: Any = None, length: int = 0) -> None:
+        self.length = length or LENGTHS[config.vector_index]
+        self.score = -1.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.score = 0.0
+        return shown(0.0), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.score += 1
+        return shown(self.score), 1.0, self.score >= self.length, False, {}
+
+    def told(self) -> float:
+        return self.score
+
+
+class Pair(MultiAgentEnv):
+    """Two agents; with `silent`, nobody acts in the last two steps."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.observation_space, self.action_space = OBS, ACTIONS
+        self.length, self.silent = LENGTHS[config.vector_index], config.get("silent", False)
+        self.score = -1.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[Any, Any]]:
+        self.score = 0.0
+        return dict.fromkeys("ab", shown(0.0)), {}
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        self.score += 1
+        over = self.score >= self.length
+        seen = {} if self.silent and self.score > self.length - 2 else dict.fromkeys("ab", shown(self.score))
+        return seen, dict.fromkeys("ab", 1.0), {"__all__": over}, {"__all__": False}, {}
+
+    def told(self) -> float:
+        return self.score
+
+
+class Game(ParallelEnv):  # type: ignore[misc]
+    """The same as a game of PettingZoo."""
+
+    def __init__(self, length: int) -> None:
+        self.metadata = {"name": "game"}
+        self.possible_agents = ["a", "b"]
+        self.length, self.score = length, -1.0
+
+    def observation_space(self, agent: str) -> Any:
+        return OBS
+
+    def action_space(self, agent: str) -> Any:
+        return ACTIONS
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.agents, self.score = ["a", "b"], 0.0
+        return dict.fromkeys("ab", shown(0.0)), {"a": {}, "b": {}}
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        self.score += 1
+        over = self.score >= self.length
+        if over:
+            self.agents = []
+        seen, paid = dict.fromkeys("ab", shown(self.score)), dict.fromkeys("ab", 1.0)
+        return seen, paid, dict.fromkeys("ab", over), dict.fromkeys("ab", False), {"a": {}, "b": {}}
+
+    def told(self) -> float:
+        return self.score
+
+
+class Fleet(VectorEnv):
+    """Two sub-environments that step together."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(OBS, ACTIONS, 2)
+        self.envs = [Lone(length=length) for length in LENGTHS]
+
+    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> tuple[Any, Any]:
+        return [env.reset()[0] for env in self.envs], [{}, {}]
+
+    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
+        return self.envs[index or 0].reset()
+
+    def vector_step(self, actions: Any) -> tuple[Any, ...]:
+        obs, rewards, terminateds, truncateds, infos = zip(*(env.step(0) for env in self.envs), strict=True)
+        return list(obs), list(rewards), list(terminateds), list(truncateds), list(infos)
+
+    def get_sub_environments(self) -> list[Any]:
+        return self.envs
+
+
+class Dicts(BaseEnv):
+    """A `BaseEnv` of six dicts, which menv resets."""
+
+    observation_space, action_space, num_envs = OBS, ACTIONS, 2
+
+    def __init__(self, config: Any) -> None:
+        self.envs = [Lone(length=length) for length in LENGTHS]
+        self.rows: dict[int, tuple[Any, float, bool]] = {
+            index: (env.reset()[0], 0.0, False) for index, env in enumerate(self.envs)
+        }
+
+    def poll(self, timeout: float | None = None) -> Any:
+        rows, self.rows = self.rows, {}
+        obs = {index: {"a": row[0]} for index, row in rows.items()}
+        paid = {index: {"a": row[1]} for index, row in rows.items()}
+        over = {index: {"__all__": row[2]} for index, row in rows.items()}
+        cut = {index: {"__all__": False} for index in rows}
+        return obs, paid, over, cut, {index: {"a": {}} for index in rows}, {}
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        for index in slots:
+            obs, reward, over, _, _ = self.envs[index].step(0)
+            self.rows[index] = obs, reward, over
+
+    def try_reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+        return {env_id: {"a": self.envs[env_id].reset()[0]}}, {env_id: {"a": {}}}
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        return dict(enumerate(self.envs)) if as_dict else self.envs
+
+
+def vectorised(mode: AutoresetMode, lengths: tuple[int, int]) -> Callable[[Any], Any]:
+    def create(config: Any) -> Any:
+        return SyncVectorEnv([partial(Lone, length=length) for length in lengths], autoreset_mode=mode)
+
+    return create
+
+
+class Look(DefaultCallbacks):
+    """Puts the score that the environment tells into the results."""
+
+    def on_episode_step(self, *, base_env: Any, episode: Any, env_index: int, **kwargs: Any) -> None:
+        episode.user_data["score"] = base_env.call(env_index, "told")
+
+    def on_episode_end(self, *, base_env: Any, episode: Any, env_index: int, **kwargs: Any) -> None:
+        score = base_env.call(env_index, "told")
+        episode.hist_data["off"] = [score - episode.length, episode.user_data["score"] - episode.length]
+        episode.hist_data["length"] = [episode.length]
+
+
+WORLDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gymnasium": (Lone, {}),
+    "gymnasium, one copy": (Lone, {"num_envs_per_worker": 1}),
+    "gymnasium elsewhere": (Lone, {"remote_worker_envs": True}),
+    "agents": (Pair, {}),
+    "agents elsewhere": (Pair, {"remote_worker_envs": True}),
+    "whole episodes": (Pair, {"batch_mode": "complete_episodes"}),
+    "a worker": (Pair, {"num_workers": 1}),
+    "a central critic": (Pair, {"critic_obs": "all_agents"}),
+    "steps without an agent": (Pair, {"env_config": {"silent": True}}),
+    "steps without an agent elsewhere": (Pair, {"env_config": {"silent": True}, "remote_worker_envs": True}),
+    "PettingZoo": (lambda config: ParallelPettingZooEnv(Game(LENGTHS[config.vector_index])), {}),
+    "VectorEnv": (Fleet, {"num_envs_per_worker": 1}),
+    "six dicts": (Dicts, {"num_envs_per_worker": 1}),
+    "vector, next step": (vectorised(AutoresetMode.NEXT_STEP, LENGTHS), {}),
+    "vector, next step, together": (vectorised(AutoresetMode.NEXT_STEP, (7, 7)), {}),
+    "vector, by hand": (vectorised(AutoresetMode.DISABLED, LENGTHS), {}),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_hooks_of_an_end_see_the_environment_as_it_ended_and_change_nothing(name: str) -> None:
+    env, settings = WORLDS[name]
+    with PPO(env=env, config={**SMALL, **settings, "callbacks": Look}) as algo:
+        own = algo.train()
+        looked = algo.evaluate()["evaluation"]["hist_stats"]
+    for found in (own["hist_stats"], looked):
+        assert len(found["off"]) >= 6
+        assert set(found["off"]) == {0.0}
+        assert set(found["length"]) <= set(LENGTHS)
+    with PPO(env=env, config={**SMALL, **settings}) as algo:
+        alone = algo.train()
+    assert own["digest"] == alone["digest"]
+    assert own["agent_reward_mean"] == alone["agent_reward_mean"]
+    assert {name: own["hist_stats"][name] for name in alone["hist_stats"]} == alone["hist_stats"]
+
+
+def test_a_hook_may_prepare_or_begin_the_next_episode_itself() -> None:
+    class Longer(DefaultCallbacks):
+        def on_episode_end(self, *, base_env: Any, env_index: int, **kwargs: Any) -> None:
+            if env_index:
+                base_env.get_sub_environments()[env_index].length += 1
+                base_env.try_reset(env_index)
+
+    for env in (Lone, Pair):
+        with PPO(env=env, config={**SMALL, "rollout_fragment_length": 40, "callbacks": Longer}) as algo:
+            result = algo.train()
+        assert sorted(result["hist_stats"]["episode_lengths"]) == [*[7] * 5, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_hook_of_an_end_that_raises_leaves_a_run_that_goes_on(remote: bool) -> None:
+    class Once(DefaultCallbacks):
+        raised = False
+
+        def on_episode_end(self, **kwargs: Any) -> None:
+            if not Once.raised:
+                Once.raised = True
+                raise ZeroDivisionError
+
+    for env, paid in ((Lone, 1), (Pair, 2)):
+        Once.raised = False
+        settings = {**SMALL, "callbacks": Once, "remote_worker_envs": remote}
+        with PPO(env=env, config=settings) as algo:
+            with pytest.raises(ZeroDivisionError):
+                algo.train()
+            result = algo.train()
+        assert set(result["hist_stats"]["episode_reward"]) == {paid * length for length in LENGTHS}
+
+
+def test_crashes_beside_an_end_cost_their_own_episode_only() -> None:
+    class Shaky(Pair):
+        def step(self, actions: Any) -> tuple[Any, ...]:
+            if self.length == LENGTHS[1] and self.score == LENGTHS[0] - 1:
+                raise RuntimeError("shaky")
+            return super().step(actions)
+
+    settings = {**SMALL, "num_consecutive_env_failures_tolerance": 10, "callbacks": Look}
+    with PPO(env=Shaky, config=settings) as algo, pytest.warns(EnvFaultWarning, match="shaky"):
+        found = algo.train()
+    # Both copies step seven times; then one ends, and the other raises.
+    assert (found["episodes_this_iter"], found["num_faulty_episodes"]) == (4, 4)
+    assert set(found["hist_stats"]["off"]) == {0.0}
