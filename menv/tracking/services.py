@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
@@ -66,8 +67,8 @@ class _Calls:
         if self._waiting.qsize() < _MOST_CALLS:
             self._waiting.put((what, call))
 
-    def close(self, *, hurried: bool) -> None:
-        """Wait as long as calls succeed, and log which ones were not made."""
+    def close(self, *, hurried: bool) -> bool:
+        """Wait as long as calls succeed, log which ones were not made, and return whether all were."""
         self._closing.set()
         self._waiting.put(None)
         hurried = hurried or self._error is not None
@@ -75,20 +76,21 @@ class _Calls:
             while not (self._ended.wait(_HURRY_S) or hurried or time.monotonic() > self._since + _LAST_S):
                 pass
         finally:
-            missing = [
-                f"{count} {what}{'s' * (count > 1)}" for what, count in (self._added - self._made).items()
-            ]
+            self._ended.set()
+            missing = self._added - self._made
             if missing:
                 _log.warning(
                     "%s: not sent: %s (%s), expected a service that answers; see its logs", self._name,
-                    ", ".join(missing), _in_words(self._error),
+                    ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in missing.items()),
+                    _in_words(self._error),
                 )  # fmt: skip
+        return not missing
 
     def _work(self) -> None:
-        while (entry := self._waiting.get()) is not None:
+        while (entry := self._waiting.get()) is not None and not self._ended.is_set():
             what, call = entry
             self._make(call)
-            if self._error is not None:
+            if self._error is not None and not self._ended.is_set():
                 self._closing.wait(_PAUSE_S)
                 self._make(call)
             self._made[what] += self._error is None
@@ -103,7 +105,7 @@ class _Calls:
             self._error = None
         except Exception as error:
             self._error = error
-            if not self._warned:
+            if not self._warned and not self._closing.is_set():
                 _log.warning(
                     "%s: %s; training continues without it for a while", self._name, _in_words(error)
                 )
@@ -202,8 +204,8 @@ class _Service(Tracker):
         self._send("end", lambda: self._finish(self._error))
         calls, self._calls = self._calls, None
         atexit.unregister(self._exit)
-        if calls is not None:
-            calls.close(hurried=isinstance(self._error, KeyboardInterrupt))
+        if calls is not None and not calls.close(hurried=isinstance(self._error, KeyboardInterrupt)):
+            self._give_up()
 
     def _exit(self) -> None:
         # What is named as `callbacks` has no other end.
@@ -218,6 +220,9 @@ class _Service(Tracker):
         if self._starting is not None:
             self.run_id, self._starting = self._start(*self._starting), None
         call(*args)
+
+    def _give_up(self) -> None:
+        """Let the process end without the service."""
 
     @abstractmethod
     def _start(self, settings: dict[str, Any], name: str) -> str:
@@ -285,6 +290,11 @@ class WeightsAndBiases(_Service):
     def _finish(self, error: BaseException | None) -> None:
         self._run.finish(exit_code=0 if error is None else 1)
 
+    def _give_up(self) -> None:
+        # W&B waits at the exit for its own process, which goes on without this one. It has no switch for that.
+        with suppress(Exception):
+            self._client.setup()._connection._proc = None
+
 
 class MLflow(_Service):
     """Logs settings, the numbers of each result, new videos and checkpoints to a run of the experiment `name`.
@@ -322,13 +332,7 @@ class MLflow(_Service):
 def services_of(
     folder: Path | None, names: Mapping[str, str | None], given: Iterable[Tracker] = ()
 ) -> list[Tracker]:
-    """Return the services of a run: those that have one of the `names`, and those that its folder remembers.
-
-    Args:
-        folder: The run folder, None without one.
-        names: Projects and experiments by package, None for no name.
-        given: Trackers that the run has already.
-    """
+    """Return the services of a run that have one of the `names` or that its folder remembers, and are not `given`."""
     asked = {package: name for package, name in names.items() if name is not None}
     wanted = {**{package: name for package, (name, _) in known_services(folder).items()}, **asked}
     present = {type(one) for one in given}

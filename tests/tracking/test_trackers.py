@@ -28,6 +28,7 @@ from menv.tracking import CSV, JSONL, MLflow, Run, TensorBoard, Tracker, Weights
 from menv.wrappers import RecordEpisodes
 from tests.tracking.mlflow_server import Server, mlflow_server
 from tests.tracking.wandb_file import logged_runs
+from tests.tracking.wandb_server import wandb_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,22 +147,21 @@ def test_a_service_that_answers_again_has_the_whole_run(
     assert "not sent" not in caplog.text
 
 
-def test_sigterm_saves_a_run_whose_service_hangs(tmp_path: Path, server: Server) -> None:
+@pytest.mark.parametrize("service", ["mlflow", "wandb"])
+def test_sigterm_saves_and_ends_a_run_whose_service_hangs(
+    tmp_path: Path, server: Server, service: str
+) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "menv.cli",
-        *TRAIN[:2],
-        "--run-dir",
-        "run",
-        "--mlflow",
-        "--save-every",
-        "1",
+        sys.executable, "-m", "menv.cli", *TRAIN[:2], "--run-dir", "run", f"--{service}", "--save-every", "1",
         *TRAIN[5:],
-    ]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    ]  # fmt: skip
+    with (
+        wandb_server(server.answers) as address,
+        subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "HOME": str(tmp_path), "WANDB_BASE_URL": address, "WANDB_API_KEY": "k" * 40},
+        ) as process,
+    ):  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("saved"):
@@ -170,6 +170,7 @@ def test_sigterm_saves_a_run_whose_service_hangs(tmp_path: Path, server: Server)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM
+    assert f"{service}: not sent: " in said
     assert "menv train --resume run" in said
     assert Run(tmp_path / "run").progress()["training_iteration"][-1] == int(
         find_checkpoint(tmp_path / "run").name
