@@ -27,7 +27,6 @@ from threading import Event, Thread
 from typing import Any
 
 from menv.errors import ConfigError, MissingExtraError
-from menv.inference.checkpoint_folder import without_secrets_in
 from menv.serialization import LEFT_OUT
 from menv.tracking.run_folder import VIDEOS, command_line, known_services, remember_service
 from menv.tracking.tensorboard import grouped_numbers
@@ -189,6 +188,9 @@ class _Service(Tracker):
         """Log a checkpoint without secrets, unless it is removed before its turn comes."""
 
         def log() -> None:
+            # Commands that read runs need no ONNX Runtime.
+            from menv.inference.checkpoint_folder import without_secrets_in
+
             if folder.is_dir():
                 with without_secrets_in(folder) as shown:
                     self._log_checkpoint(shown)
