@@ -1,7 +1,7 @@
 # A policy server on the CPU. The folder runs/ holds a run of `menv train`, and a file with a token for the clients:
 #
 #   docker build -t menv .
-#   docker run -p 9900:9900 -v "$PWD/runs:/runs" menv serve pole --frozen --address 0.0.0.0 --token-file token
+#   docker run --init -p 9900:9900 -v "$PWD/runs:/runs" menv serve pole --frozen --address 0.0.0.0 --token-file token
 FROM python:3.12-slim
 
 RUN useradd --create-home --uid 1000 menv

@@ -555,7 +555,7 @@ class WorkerGroupFactory:
             base_env.stop()
             raise ConfigError(
                 f"num_workers: {config.num_workers} with a {type(first).__name__}, which is external, expected 0; "
-                "leave num_workers out"
+                "leave num_workers out, and overlap, because it plays on while this process learns"
             )
         self._declared = declared(first)
         return first, base_env

@@ -11,25 +11,20 @@ from menv.cli.train import train, train_parser
 from menv.env_context import InputContext
 from menv.errors import ConfigError
 from menv.serving.policy_server import PolicyServerInput, TransportName
+from menv.serving.transports.access import Access
 
 
 class ServedPolicies:
     """The setting `input` of a run that is served. Run folders hold its name alone, so not the token."""
 
-    def __init__(self, address: str, port: int, transport: TransportName, token: str | None) -> None:
-        self.address = address
+    def __init__(self, access: Access, port: int, transport: TransportName) -> None:
+        self.access = access
         self.port = port
         self.transport = transport
-        self.token = token
 
     def __call__(self, ioctx: InputContext) -> PolicyServerInput:
         return PolicyServerInput(
-            ioctx,
-            self.address,
-            self.port,
-            transport=self.transport,
-            token=self.token,
-            idle_timeout=None,
+            ioctx, port=self.port, transport=self.transport, access=self.access, idle_timeout=None
         )
 
 
@@ -47,11 +42,27 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv serve") ->
     parser.add_argument("--port", type=port, default=9900, help="%(default)s; 0 chooses a free one")
     parser.add_argument("--transport", choices=("http", "tcp", "websocket"), default="http")
     parser.add_argument("--token-file", metavar="FILE", help="a file with the token that clients must send")
+    parser.add_argument(
+        "--allow-host", metavar="NAME", action="append", default=[],
+        help="a host name by which clients may reach a server without a token; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-origin", metavar="ORIGIN", action="append", default=[],
+        help="web pages that may connect, such as https://lab.example:8080; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tls-cert", metavar="FILE", help="a PEM file with the certificate chain; turns on TLS"
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key, unless --tls-cert contains it")
     parser.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
     take_trust(parser)
     take_imports(parser)
     args = parsed(parser, arguments)
-    served = ServedPolicies(args.address, args.port, args.transport, _token(args.token_file))
+    access = Access(
+        address=args.address, token=_token(args.token_file), ssl_certificate=args.tls_cert, ssl_key=args.tls_key,
+        allowed_origins=args.allow_origin, allowed_hosts=args.allow_host,
+    )  # fmt: skip
+    served = ServedPolicies(access, args.port, args.transport)
     training = parsed(
         train_parser(program), ["--resume", args.run, *(["--env", args.env] if args.env else [])]
     )

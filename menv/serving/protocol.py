@@ -739,6 +739,11 @@ class Frames:
         """Bytes of an incomplete frame, including its header."""
         return len(self._rest)
 
+    @property
+    def expected(self) -> int:
+        """Bytes of the incomplete frame's body; -1 if its header has not come."""
+        return self._size
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Add bytes and return the completed bodies. After an error, every later call raises again."""
         if self._broken is not None:

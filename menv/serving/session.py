@@ -431,6 +431,8 @@ _HANDLERS: dict[type[Request], Callable[..., Work | None]] = {
 _log = logging.getLogger("menv.serving")
 
 _MAX_AWAY = 1_000  # clients without a connection
+_MAX_TOLD = 20
+"""Reasons that are logged as warnings; peers choose the names in them."""
 
 
 class ServerSessions:
@@ -476,6 +478,7 @@ class ServerSessions:
         self.connected: set[Session] = set()
         self.figures = ServerMetrics(lambda: len(self.connected), lambda: broker.open_episodes)
         self.backlog = ByteBudget()
+        self._told: set[str] = set()
 
     def set_policies(self, described: dict[str, Any]) -> None:
         """Replace the policies that SET_CONFIG describes. Called in the sampler's thread."""
@@ -507,6 +510,9 @@ class ServerSessions:
         """Count and log a refused message or connection."""
         self.figures.refusals[str(code)] += 1
         _log.info("refused, %s: %s", code, why)
+        if code == ErrorCode.NOT_ALLOWED and why not in self._told and len(self._told) < _MAX_TOLD:
+            self._told.add(why)
+            _log.warning("a client was refused, which is said once: %s", why)
 
     def metrics(self) -> bytes:
         return self.figures.text()

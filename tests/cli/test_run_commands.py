@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from menv.inference.network_policy import NetworkPolicy
 from menv.serving import PolicyClient
 from menv.tracking import Run
 from tests.house.test_importing import python
+from tests.serving.certificates import made_in, needs_openssl
+from tests.serving.doors import HTTP, Client, http_response, http_wrap
 
 LISTENING = re.compile(r"listening at 127\.0\.0\.1:(\d+)")
 
@@ -165,6 +168,35 @@ def test_serve_answers_clients_and_learns_unless_it_is_frozen(
         assert Run(run).command.endswith(f"menv serve {run} --port 0 --token-file token")
         assert "a long secret" not in (Path(run) / "config.json").read_text()
         assert main(["evaluate", run, "--episodes", "1"]) == 0
+
+
+@needs_openssl
+def test_serve_takes_host_names_web_pages_and_a_certificate(
+    run: str, serving: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    certificate, key = made_in(tmp_path)
+    command = [
+        "menv.cli", "serve", run, "--frozen", "--port", "0", "--allow-host", "lab.example", "--allow-origin",
+        "https://page.example", "--tls-cert", str(certificate), "--tls-key", str(key),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(menv.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment,
+    )  # fmt: skip
+    serving.append(process)
+    assert process.stdout is not None
+    port = next(int(found[1]) for line in process.stdout if (found := LISTENING.search(line)))
+    page, other = "Origin: https://page.example\r\n", "Host: other.example\r\n"
+    trusting = ssl.create_default_context(cafile=certificate)
+    for headers, status in ((f"Host: lab.example\r\n{page}", 200), (other, 403), (other, 403)):
+        with Client(HTTP, ("127.0.0.1", port), tls=trusting) as one:
+            one.raw(http_wrap(b'{"type": "GET_CONFIG"}', headers))
+            assert http_response(one.file)[0] == status
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[0]
+    (told,) = [line for line in said.splitlines() if "menv serve --allow-host" in line]
+    assert "'other.example'" in told
 
 
 def test_serve_refuses_a_port_that_is_taken_and_a_token_that_cannot_be_read(

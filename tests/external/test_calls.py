@@ -328,6 +328,16 @@ def test_an_environment_that_calls_by_itself_has_no_workers() -> None:
         PPO(env=lambda context: Told(), config={"num_workers": 1, "engine": "process"})
 
 
+def test_the_advice_for_overlap_and_that_for_workers_do_not_lead_to_each_other() -> None:
+    both = {"num_workers": 1, "overlap": True, "engine": "process"}
+    for config, advice in (
+        ({"overlap": True}, "leave overlap out"),
+        (both, "leave num_workers out, and overlap"),
+    ):
+        with pytest.raises(ConfigError, match=f"; .*{advice}"):
+            PPO(env=lambda context: Told(), config=config)
+
+
 def test_an_observation_outside_the_space_is_named_in_train() -> None:
     env = Told()
     with training(env, DQN) as algo:

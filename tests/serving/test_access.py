@@ -7,6 +7,8 @@ import re
 import socket
 import ssl
 import subprocess
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -146,13 +148,75 @@ def test_two_hosts_are_refused_whichever_is_the_right_one(door: Door) -> None:
 
 
 @every_web_door
-def test_a_server_for_others_is_called_by_any_address_and_by_no_foreign_name(door: Door) -> None:
+def test_who_shows_the_token_may_call_a_server_by_any_name(door: Door) -> None:
+    for address in ("0.0.0.0", "127.0.0.1"):
+        with serving(door, access=Access(address=address, token=TOKEN)) as (server, _):
+            at = ("127.0.0.1", server.addresses[0][1])
+            for host in (
+                "192.168.1.7:80",
+                "menv.default.svc.cluster.local:9900",
+                "trainer",
+                "xn--bcher-kva.example",
+            ):
+                assert status_of(door, at, f"Host: {host}\r\n{SECRET}") == 200
+            page = "Origin: https://evil.example\r\n"
+            assert status_of(door, at, f"Host: evil.example\r\n{page}{SECRET}") == 403
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws", "tcp"])
+def test_clients_and_scrapers_of_figures_reach_a_server_by_its_host_name(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = socket.getaddrinfo
+
+    def found(host: Any, *arguments: Any, **settings: Any) -> Any:
+        return find("127.0.0.1" if host == "trainer.lab.example" else host, *arguments, **settings)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
     access = Access(address="0.0.0.0", token=TOKEN)
-    with serving(door, access=access) as (server, _):
-        at = ("127.0.0.1", server.addresses[0][1])
-        secret = f"Authorization: Bearer {TOKEN}\r\n"
-        assert status_of(door, at, f"Host: 192.168.1.7:80\r\n{secret}") == 200
-        assert status_of(door, at, f"Host: evil.example\r\n{secret}") == 403
+    transport: Any = "tcp" if scheme == "tcp" else "http"
+    with Course(transport=transport, access=access) as course:
+        with PolicyClient(f"{scheme}://trainer.lab.example:{course.port}", "remote", token=TOKEN) as client:
+            play(client, [1.0, 2.0])
+        assert course.has_rewards([1.0, 2.0])
+        if scheme == "http":
+            url = f"http://trainer.lab.example:{course.port}/metrics"
+            scraper = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
+            with urllib.request.urlopen(scraper, timeout=PATIENCE) as figures:
+                assert b"menv_" in figures.read()
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(url, timeout=PATIENCE)
+
+
+def test_each_refusal_is_logged_once_with_the_option_that_allows_it(caplog: pytest.LogCaptureFixture) -> None:
+    strange = (
+        "Host: lab.example\r\n",
+        "Host: localhost\r\nOrigin: https://page.example\r\n",
+        "Host: other\r\n",
+    )
+    with served(doors=(TCP, HTTP)) as one:
+        for headers in strange * 2:
+            assert status_of(HTTP, one.envs.addresses[1], headers) == 403
+        assert one.refused == 6
+        for number in range(100):
+            assert status_of(HTTP, one.envs.addresses[1], f"Host: n{number}.example\r\n") == 403
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for text, (name, option) in zip(
+        told,
+        [("'lab.example'", "host"), ("'https://page.example'", "origin"), ("'other'", "host")],
+        strict=False,
+    ):
+        assert name in text
+        assert f"menv serve --allow-{option}" in text
+    assert len(told) == len(set(told)) == 20
+
+
+def test_a_missing_token_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with served(doors=(TCP, HTTP), settings={"token": TOKEN}) as one:
+        for _ in range(2):
+            assert status_of(HTTP, one.envs.addresses[1], "Host: trainer\r\n") == 401
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "Authorization: Bearer" in told
 
 
 def test_http_needs_the_token_in_every_request() -> None:
@@ -194,7 +258,7 @@ def test_what_is_refused_says_why_as_an_error(door: Door) -> None:
         assert status == 403
         assert headers_back["content-type"] == "application/json"
         assert b"not_allowed: " in body
-        assert b"evil" not in body
+        assert b"'https://evil.example'" in body
 
 
 @pytest.mark.parametrize("path", ["/other", "/rllink/more"])
@@ -242,7 +306,7 @@ def test_a_page_that_is_allowed_may_send_and_read_over_one_connection() -> None:
         status, headers, _ = response(one.file)
         assert (status, headers["access-control-allow-origin"]) == (200, PAGE)
         assert "Origin" in headers["vary"]
-        assert headers["access-control-allow-methods"] == "POST"
+        assert headers["access-control-allow-methods"] == "GET, POST"
         assert {"authorization", "content-type", "menv-session"} <= {
             name.strip().lower() for name in headers["access-control-allow-headers"].split(",")
         }

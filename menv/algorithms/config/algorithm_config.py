@@ -384,7 +384,10 @@ class AlgorithmConfig(BuilderChain, Settings):
                 "interrupted, expected some in other processes; set num_workers or remote_worker_envs=True"
             )
         if self.overlap and not self.num_workers:
-            what = "without workers, expected some that sample meanwhile; set num_workers to 1 or more"
+            what = (
+                "without workers, expected some that sample meanwhile; set num_workers to 1 or more, or leave overlap "
+                "out for an external environment, which plays on while this process learns"
+            )
             if self.replaces_env:
                 what = "with an input, expected False, because clients play while this process learns; leave it out"
             raise ConfigError(f"{self._where}: overlap is True {what}")

@@ -35,7 +35,7 @@ class Access:
         ssl_certificate: Path of a PEM file with the certificate chain; turns on TLS.
         ssl_key: Path of the private key; None if the certificate's file contains it.
         allowed_origins: Web pages that may connect, such as "https://lab.example:8080".
-        allowed_hosts: Further host names by which clients may reach the server.
+        allowed_hosts: Further host names by which clients may reach a server without a token.
 
     Raises:
         ConfigError: A setting is invalid, or other machines could connect without a token.
@@ -63,7 +63,7 @@ class Access:
         if self.token is None and not self.is_loopback:
             raise ConfigError(
                 f"Access.address: got {self.address!r} without a token, expected a loopback address such as "
-                "'127.0.0.1', or a token; set one, clients then have to show it"
+                "'127.0.0.1', or a token; set one (menv serve --token-file), clients then have to show it"
             )
         if self.ssl_key is not None and self.ssl_certificate is None:
             raise ConfigError(
@@ -98,7 +98,8 @@ class Access:
         """Return why a request comes from a web page that may not connect, or None.
 
         A browser sends `Origin` with every cross-site request. A page whose host name was re-bound to this machine is
-        recognised by that name in `Host`; a numeric address cannot be re-bound.
+        recognised by that name in `Host`; a numeric address cannot be re-bound. If there is a token, clients may use
+        any host name, because such a page does not know the token.
 
         Args:
             origin: The header `Origin`, None if there is none.
@@ -108,14 +109,22 @@ class Access:
             "not_allowed: sentence".
         """
         if origin is not None and origin not in self.allowed_origins:
-            return "not_allowed: the header Origin names a web page that is not in Access.allowed_origins"
+            return (
+                f"not_allowed: the header Origin is {origin!r:.100}, a web page that is not in Access.allowed_origins; "
+                "add it there (menv serve --allow-origin)"
+            )
         name = _without_port(host or "")
-        if name in ("localhost", self.address.lower(), *map(_without_port, self.allowed_hosts)):
-            return None
         address = _ip(name)
-        if address is not None and (not self.is_loopback or address.is_loopback):
+        if (
+            self.token is not None
+            or name in ("localhost", *map(_without_port, self.allowed_hosts))
+            or (address is not None and address.is_loopback)
+        ):
             return None
-        return "not_allowed: the header Host is neither this server's address nor in Access.allowed_hosts"
+        return (
+            f"not_allowed: the header Host is {(host or '')!r:.100}, which is neither this machine nor in "
+            "Access.allowed_hosts; add it there (menv serve --allow-host), or give the server a token"
+        )
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS context, 1.2 or newer; None without a certificate.

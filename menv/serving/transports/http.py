@@ -13,7 +13,7 @@ import logging
 import math
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -34,6 +34,7 @@ from menv.serving.transports.transport import (
 )
 
 try:
+    import h11
     import websockets
     from starlette.applications import Starlette
     from starlette.middleware.cors import CORSMiddleware
@@ -42,6 +43,7 @@ try:
     from starlette.routing import Route, WebSocketRoute
     from starlette.types import Message, Receive, Scope, Send
     from uvicorn import Config, Server
+    from uvicorn.protocols.http.h11_impl import H11Protocol
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 except ImportError as error:
     raise MissingExtraError(
@@ -57,6 +59,9 @@ _JSON = b"{ \t\r\n"
 _TEXT = tuple(bytes([one]) for one in _JSON)
 _SESSION = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 _HEADERS = (b"authorization", b"content-length", b"host", b"menv-session", b"origin")
+_MAX_PIECES = 64
+"""Pieces of a body in the chunked encoding, and further ones of `_PIECE_BYTES` bytes on average."""
+_PIECE_BYTES = 1_024
 _WEBSOCKET_PATHS = ("/", "/rllink")
 _POLICY_VIOLATION = 1008
 _MAX_UNWRITTEN = 65_536
@@ -97,7 +102,8 @@ class HttpTransport(Listener):
         """Bind and begin to accept; see `Transport.start`."""
         tls = access.tls()
         config = Config(
-            self._bounded, interface="asgi3", loop="none", http="h11", ws=_WebSocketProtocol,
+            self._bounded, interface="asgi3", loop="none", http=cast(Any, partial(_HttpProtocol, self)),
+            ws=_WebSocketProtocol,
             ws_max_size=limits.max_body, ws_ping_interval=None, ws_per_message_deflate=False, lifespan="off",
             log_config=None, log_level=None, proxy_headers=False, server_header=False,
             date_header=False, timeout_keep_alive=math.ceil(limits.idle_s) + 1, timeout_graceful_shutdown=0,
@@ -107,7 +113,7 @@ class HttpTransport(Listener):
             self.app.add_middleware(
                 CORSMiddleware,
                 allow_origins=access.allowed_origins,
-                allow_methods=["POST"],
+                allow_methods=["GET", "POST"],
                 allow_headers=["authorization", "content-type", "menv-session"],
             )
         listening = self._bind(handler, limits, access)
@@ -188,18 +194,18 @@ class HttpTransport(Listener):
 
     async def _metrics(self, request: Request) -> Response:
         try:
-            self._check_access(_headers(request.scope))
+            self._check_access(_headers(request.scope["headers"]))
         except _Refusal as refusal:
             return Response(self.handler.refused(refusal.why), refusal.status, media_type="application/json")
         return Response(self.handler.metrics(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     async def _rllink(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = _headers(scope)
+        headers = _headers(scope["headers"])
         try:
             token = self._check_access(headers)
             name = _session_name(headers)
             async with asyncio.timeout(self.limits.handshake_s):
-                body = await self._body(headers, receive)
+                body = await self._body(headers, scope["arrival"], receive)
         except _Refusal as refusal:
             await self._refuse(refusal, scope, receive, send)
         except TimeoutError:
@@ -308,23 +314,21 @@ class HttpTransport(Listener):
             )
         return token if access.token is not None else None
 
-    async def _body(self, headers: dict[bytes, str], receive: Receive) -> bytes | None:
+    async def _body(self, headers: dict[bytes, str], arrival: Arrival, receive: Receive) -> bytes | None:
         """Return the request's body; None if the peer has disconnected."""
         most = self.limits.max_body
-        if int(headers.get(b"content-length", "0")) > most:
-            raise _Refusal(413, f"too_large: a body of more than {most} bytes; see Limits.max_body")
-        parts: list[bytes] = []
-        size = 0
-        while True:
+        body, size, more = bytearray(), int(headers.get(b"content-length", "0")), True
+        while more or size > most:
+            if size > most:
+                raise _Refusal(413, f"too_large: a body of more than {most} bytes; see Limits.max_body")
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            parts.append(message["body"])
-            size += len(parts[-1])
-            if size > most:
-                raise _Refusal(413, f"too_large: a body of more than {most} bytes; see Limits.max_body")
-            if not message["more_body"]:
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+            if arrival.scattered:
+                raise _Refusal(413, _SCATTERED)
+            body += message["body"]
+            size, more = len(body), message["more_body"]
+        return bytes(body)
 
     async def _refuse(self, refusal: _Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond with an ERROR, then read on for a moment: closing at once could lose the response."""
@@ -351,7 +355,7 @@ class HttpTransport(Listener):
             left -= len(message["body"])
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, access = _headers(scope), self.access
+        headers, access = _headers(scope["headers"]), self.access
         token = bearer(headers.get(b"authorization"))
         try:
             if scope["path"] not in _WEBSOCKET_PATHS:
@@ -398,6 +402,57 @@ class _Endpoint:
         except Exception as fault:
             self._transport.faults.add(fault)
             scope["arrival"].cut()
+
+
+_SCATTERED = (
+    f"too_many: a body in more than {_MAX_PIECES} pieces of less than {_PIECE_BYTES} bytes on average, expected larger "
+    "ones; send it whole, with Content-Length"
+)
+
+
+class _HttpConnection(h11.Connection):
+    """Reads nothing after too many pieces of one body, because each costs as much time as a small request.
+
+    Args:
+        admits: Whether a request with these headers shows the token; others may have one piece.
+    """
+
+    def __init__(self, admits: Callable[[Iterable[tuple[bytes, bytes]]], bool]) -> None:
+        super().__init__(h11.SERVER)
+        self.scattered = False
+        self._admits = admits
+        self._most = self._pieces = self._size = 0
+
+    def next_event(self) -> Any:
+        event = h11.NEED_DATA if self.scattered else super().next_event()
+        if isinstance(event, h11.Request):
+            self._most, self._pieces, self._size = _MAX_PIECES if self._admits(event.headers) else 1, 0, 0
+        elif isinstance(event, h11.Data):
+            self._pieces += event.chunk_start
+            self._size += len(event.data)
+            self.scattered = self._pieces > self._most + self._size // _PIECE_BYTES
+        return event
+
+
+class _HttpProtocol(H11Protocol):
+    """Drops what comes after too many pieces of a body; `HttpTransport` refuses the request."""
+
+    conn: _HttpConnection
+
+    def __init__(self, listener: HttpTransport, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._listener = listener
+        self.conn = _HttpConnection(
+            lambda headers: listener.access.admits(bearer(_headers(headers).get(b"authorization")))
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if self.conn.scattered:
+            return
+        super().data_received(data)
+        arrival = self._listener.arrival(self.transport) if self.conn.scattered else None
+        if arrival is not None:
+            arrival.scattered = True
 
 
 class _WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -569,10 +624,10 @@ class _Refusal(Exception):  # noqa: N818
         self.why = why
 
 
-def _headers(scope: Scope) -> dict[bytes, str]:
+def _headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, str]:
     """Return the headers in use; values of a repeated header are joined, which makes them invalid."""
     found: dict[bytes, str] = {}
-    for name, value in scope["headers"]:
+    for name, value in headers:
         if name in _HEADERS:
             text = value.decode("latin-1")
             found[name] = f"{found[name]}, {text}" if name in found else text

@@ -303,6 +303,11 @@ class TcpConnection(asyncio.Protocol):
     def _settle(self) -> None:
         """Read on, now that all bodies are handled."""
         self._finish()
+        most, session = self._limits.inline_body, self._session
+        if session is not None and not session.admitted and self._frames.expected > most:
+            self._refuse(
+                f"not_allowed: a body of more than {most} bytes before the token, expected the token first"
+            )
         if not self._gone:
             self._transport.resume_reading()
         busy = self._ending or self._gone or self._paused or self._unproven

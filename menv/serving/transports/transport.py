@@ -212,6 +212,7 @@ class Arrival(socket.socket):
         busy: Whether a request is under way, which has its own timeouts.
         refused: Whether there are too many connections.
         broken: Whether the peer cannot be sent anything any more.
+        scattered: Whether the body under way came in too many pieces, so that the rest is not read.
         partial_since: When the first byte of an incomplete request or message came.
         bucket: Limits the rate of its bodies.
         on_slow: Called when that is too long ago, instead of `cut`.
@@ -222,7 +223,7 @@ class Arrival(socket.socket):
     key: tuple[Any, Any]
     since: float
     bucket: TokenBucket
-    kept = busy = refused = broken = False
+    kept = busy = refused = broken = scattered = False
     partial_since: float | None = None
     on_slow: Callable[[], object] | None = None
     on_close: Callable[[], object] = staticmethod(lambda: None)
