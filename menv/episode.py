@@ -36,9 +36,9 @@ class Episode:
             callbacks about episodes.
         begun_at: Env steps of the sub-environment, over all its episodes, when it began.
         agent_rewards: Return of each `(agent_id, policy_id)`; complete when the episode has ended. Callbacks about
-            episodes see it up to the agents' last observations.
-        unclaimed_rewards: Rewards that belong to no action; they count in `total_reward`, and in the return of an agent
-            that has acted.
+            episodes see it up to the agents' last observations. An agent of `possible_agents` that was paid and
+            never acted has its policy and its return when the episode ends.
+        unclaimed_rewards: Rewards that belong to no action; they count in `total_reward` and in the agent's return.
         custom_metrics: Your numbers; they are in the results as `<name>_mean/min/max`.
         user_data: Your data.
         hist_data: Your lists of numbers; they are in the results under `hist_stats`.
@@ -120,6 +120,11 @@ class Episode:
     def total_reward(self) -> float:
         """Sum of the rewards of all agents."""
         return sum(self.agent_rewards.values()) + sum(self._unseen.values())
+
+    @property
+    def unseen(self) -> list[AgentId]:
+        """The agents that were paid and have not appeared."""
+        return list(self._unseen)
 
     def get_agents(self) -> list[AgentId]:
         """Return the agents seen so far, in order of appearance."""

@@ -337,7 +337,7 @@ def test_the_generator_of_an_episode_depends_on_its_id_alone() -> None:
 
 
 class Team(MultiAgentEnv):
-    """Ann ends after the first step; at the end all are paid, zoe too, who was never there."""
+    """Ann ends after the first step; at the end all are paid, zoe too, who never acts."""
 
     def __init__(self, context: Any = None) -> None:
         super().__init__()
@@ -373,7 +373,8 @@ def test_what_an_agent_is_paid_after_its_end_is_in_its_return_and_in_no_row() ->
         result = algo.train()
     assert batch["ann"]["rewards"].tolist() == [1.0] * 10
     assert batch["bob"]["rewards"].tolist() == [0.0, 0.0, 20.0] * 10
-    assert result["policy_reward_mean"] == result["agent_reward_mean"] == {"ann": 11.0, "bob": 20.0}
+    paid = {"ann": 11.0, "bob": 20.0, "zoe": 40.0}
+    assert result["policy_reward_mean"] == result["agent_reward_mean"] == paid
     assert result["episode_reward_mean"] == 71.0
     assert result["unclaimed_rewards"] == 50.0 * result["episodes_total"]
-    assert returns[0] == ({("ann", "ann"): 11.0, ("bob", "bob"): 20.0}, 71.0, 50.0)
+    assert returns[0] == ({(name, name): earned for name, earned in paid.items()}, 71.0, 50.0)

@@ -5,7 +5,7 @@ Each adapter returns tables and declares what it can do. Code that samples asks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -28,6 +28,7 @@ class Adapter(BaseEnv):
         counts_steps: Whether `start_from` sets its env steps; the ones of clients' episodes cannot be set.
         events_have_order: Whether ends of sub-environments are sorted by env step; otherwise they count in the order in
             which polls return them.
+        possible_agents: The agents that may ever appear, empty or None if unknown.
         source: Where the calls of an external environment come from.
         pauses_at_ends: Set by a sampler whose callbacks look at environments: a poll in which episodes ended returns
             their ends alone, and the next one resets their sub-environments and returns everything else.
@@ -38,6 +39,7 @@ class Adapter(BaseEnv):
     can_restart: bool = False
     counts_steps: bool = True
     events_have_order: bool = False
+    possible_agents: Collection[AgentId] | None = None
     source: RequestSource | None = None
     pauses_at_ends: bool = False
     paused: bool = False

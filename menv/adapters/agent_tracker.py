@@ -211,6 +211,7 @@ class AgentTracker:
             infos = _NO_INFO
         if flagged:
             self._add_rewards(rewards, obs, terminateds, truncateds, events)
+            self._hold_zeros(rewards)
             self._set_waiting(self._end_flagged(obs, terminateds, truncateds, infos, events), infos, events)
         else:
             layout.no_terminateds, layout.no_truncateds = lasting(terminateds), lasting(truncateds)
@@ -366,6 +367,13 @@ class AgentTracker:
                     reward = self._number(agent, reward)
                 held[agent] = held.get(agent, 0.0) + reward
 
+    def _hold_zeros(self, rewards: Any) -> None:
+        """Hold rewards of 0 of agents that have not appeared: a return of 0 is one, too."""
+        if self._possible and len(self._possible) > len(self._alive) + len(self._dead):
+            known = self._alive | self._dead
+            for agent in [one for one in rewards if one in self._possible and one not in known]:
+                self.held.setdefault(agent, 0.0)
+
     def _report_unclaimed(self, rewards: Mapping[AgentId, float], events: PollEvents) -> None:
         events.unclaimed += [
             Unclaimed(self.env_id, agent, reward, self.env_index)
@@ -393,7 +401,7 @@ class AgentTracker:
         events: PollEvents,
     ) -> None:
         """End an agent's trajectory; if it has none, its pending reward becomes unclaimed."""
-        reward = self.held.pop(agent, 0.0)
+        paid, reward = agent in self.held, self.held.pop(agent, 0.0)
         self._check_info(agent, info)
         if agent in self._alive:
             self.leave(agent)
@@ -405,13 +413,15 @@ class AgentTracker:
         else:
             if obs is None:
                 self._refuse_unknown(agent, "a done flag was set for")
-            self._report_unclaimed({agent: reward}, events)
+            if paid:
+                events.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
             self._dead.add(agent)
 
     def _finish(
         self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any, events: PollEvents
     ) -> None:
         self._add_rewards(rewards, (), terminateds, truncateds, events)
+        self._hold_zeros(rewards)
         of_all = self._flags(ALL, terminateds, truncateds)
         for agent in self.alive():
             own = self._flags(agent, terminateds, truncateds)

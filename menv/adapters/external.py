@@ -316,7 +316,7 @@ class ExternalEnvs(Adapter):
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that are known to appear and the agents of open episodes."""
-        return set(self.possible_agents).union(
+        return set(self.possible_agents or ()).union(
             *(episode.tracker.slots for episode in self._episodes.values())
         )
 

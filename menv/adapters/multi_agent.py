@@ -41,6 +41,7 @@ class MultiAgentEnvs(LocalEnvs):
         num_envs = self.num_envs
         self._allocator = SlotAllocator()
         self.seats = self._allocator.seats
+        self.possible_agents = possible_agents(self._envs[0])
         self._trackers = [
             AgentTracker(index, index, self._allocator, possible_agents(env))
             for index, env in enumerate(self._envs)
@@ -113,8 +114,7 @@ class MultiAgentEnvs(LocalEnvs):
         self._answer(by_index, self._waiting if actions is not None else self._waiting | self._due)
 
     def get_agent_ids(self) -> set[AgentId]:
-        listed = possible_agents(self._envs[0]) or frozenset()
-        return set(listed).union(*(tracker.slots for tracker in self._trackers))
+        return set(self.possible_agents or ()).union(*(tracker.slots for tracker in self._trackers))
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         return {tracker.env_id: dict(tracker.held) for tracker in self._trackers if tracker.held}

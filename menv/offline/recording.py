@@ -261,8 +261,10 @@ def record(
         base_env.stop()
     write_episodes(path, found)
     returns: dict[AgentId, float] = {}
-    for one in (trajectory for episode in found for trajectory in episode.trajectories):
-        returns[one.agent_id] = returns.get(one.agent_id, 0.0) + float(one.steps.rewards.sum()) / len(found)
+    for episode in found:
+        acted = [(one.agent_id, float(one.steps.rewards.sum())) for one in episode.trajectories]
+        for agent, earned in [*acted, *episode.unclaimed.items()]:
+            returns[agent] = returns.get(agent, 0.0) + earned / len(found)
     return returns
 
 

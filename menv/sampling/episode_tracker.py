@@ -204,6 +204,10 @@ class EpisodeTracker:
     def finish_episode(self, finished: EpisodeEnd, when: When = AS_THEY_COME) -> None:
         """End an episode; an episode without actions begins here, so that it is recorded too."""
         episode = self.running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
+        if episode.unseen and not finished.faulty:
+            possible, episode.length = self._worker.base_env.possible_agents or (), finished.env_steps
+            for agent_id in [one for one in episode.unseen if one in possible]:
+                self._bind(episode, agent_id)
         for by_env in (self.running, self._maps, self._policy_places):
             del by_env[finished.env_id]
         episode.length = finished.env_steps
@@ -225,10 +229,8 @@ class EpisodeTracker:
         seat = episode.seat_of(agent_id)
         again = 0 if seat is None else episode.come_again(agent_id)
         if seat is None:
-            policy_map = self._maps[env_id]
             episode.length = self._env_steps.item(env_index) - episode.begun_at
-            policy_id = named or policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
-            seat = episode.bind(agent_id, policy_id)
+            seat = self._bind(episode, agent_id, named)
         # Clients may name a policy that was added after the episode began.
         number, index = self._policy_places[env_id].get(seat[0]) or self._places[seat[0]]
         key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
@@ -237,6 +239,12 @@ class EpisodeTracker:
         self._groups[number].start(
             TrajectoryStart(slot, index, trained, episode.episode_id, seat[1], env_index, life, agent_id)
         )
+
+    def _bind(self, episode: Episode, agent_id: AgentId, named: str | None = None) -> tuple[str, int]:
+        """Bind an agent to a policy, `named` if a client chose it; return the policy and the agent's number."""
+        policy_map = self._maps[episode.env_id]
+        policy_id = named or policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
+        return episode.bind(agent_id, policy_id)
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
         number = self.begun.item(env_index)

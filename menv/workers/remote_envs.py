@@ -80,8 +80,8 @@ class RemoteEnvs(Adapter):
         self.env_steps = np.zeros(num_envs, np.int64)
         self.seats: list[tuple[EnvId, AgentId]] = []
         self.on_created: Callable[[int, Any], None] | None = None
-        self._listed = (
-            (possible_agents(like) or frozenset()) if env_kind(like) == "multi_agent" else {SINGLE_AGENT}
+        self.possible_agents = (
+            possible_agents(like) if env_kind(like) == "multi_agent" else frozenset((SINGLE_AGENT,))
         )
         self._make_env, self._engine = make_env, engine
         self._batch_wait_ms, self._env_timeout = batch_wait_ms, env_timeout
@@ -167,7 +167,7 @@ class RemoteEnvs(Adapter):
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the environment lists and those seen so far."""
-        return {*self._listed, *(agent for _, agent in self.seats)}
+        return {*(self.possible_agents or ()), *(agent for _, agent in self.seats)}
 
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
         """Call a method of one sub-environment in its process; arguments and result are pickled.

@@ -20,7 +20,7 @@ ACT = gym.spaces.Discrete(2)
 class Late(MultiAgentEnv):
     """ "bob" is paid 5 and flagged before he is observed, comes in the third step, and is paid 1 in each step then.
 
-    "cyd" is paid 7 and never comes.
+    "cyd" is paid 7 and never comes, which is its return.
     """
 
     def __init__(self, context: Any = None) -> None:
@@ -52,7 +52,7 @@ def test_it_counts_for_an_agent_that_is_flagged_first_and_observed_later(where: 
     with PPO(env=Late, config=config) as algo:
         result = algo.train()
     # Paid in all: 6 to ann, 5 + 3 to bob, 7 to cyd.
-    assert result["agent_reward_mean"] == {"ann": 6.0, "bob": 8.0}
+    assert result["agent_reward_mean"] == {"ann": 6.0, "bob": 8.0, "cyd": 7.0}
     assert result["policy_reward_mean"] == {"default_policy": 7.0}
     assert result["hist_stats"]["episode_reward"] == [21.0, 21.0]
     # No action can own what came before the first observation; it is reported so, too.
@@ -67,7 +67,7 @@ def test_it_still_counts_after_a_resume_in_the_midst_of_the_episode(tmp_path: Pa
         again.sample()
         result = [again.train() for _ in range(2)][-1]
     assert result["num_episodes_not_resumed"] == 0
-    assert result["agent_reward_mean"] == {"ann": 6.0, "bob": 8.0}
+    assert result["agent_reward_mean"] == {"ann": 6.0, "bob": 8.0, "cyd": 7.0}
 
 
 class LateCaller(ExternalMultiAgentEnv):
