@@ -60,6 +60,7 @@ def test_the_keys_of_workers_and_of_those_who_call_are_those_of_the_page() -> No
     assert {
         "evaluation",
         "external",
+        "recording",
         *named("With workers"),
         *named("With self-play"),
     } == TrainResult.__optional_keys__

@@ -216,28 +216,18 @@ class Algorithm:
         """Sample a train batch, learn from it and return the result.
 
         Returns:
-            The classic keys:
+            The classic keys; `docs/reference/results.md` has them all.
 
-            - Of the latest episodes: `episode_reward_mean/min/max` and `episode_len_mean` (None without
-              a finished episode), `policy_reward_mean/min/max` by policy, the same by agent (`agent_reward_...`, over
-              the episodes in which it lived; members of a group too) and by group of agents (`group_reward_...`),
-              `hist_stats`, `custom_metrics`. Of more than 1,000 agents, the ones in most episodes are listed;
-              `agent_rewards_omitted` counts the returns of the others.
-            - Of this iteration: `episodes_this_iter`, `num_faulty_episodes` (ended by a fault of their environment, or
-              could not begin), `episode_media` (a list for each name in `episode.media`).
-            - Since the start: `faulty_episodes_total`, and `first_fault`, the cause of the first of them in one line.
-            - `num_episodes_not_resumed`: since the start, episodes that ran at a `save`, or when `train` was
-              interrupted, and could not be resumed.
-            - `sampler_results`: all of these again, and `sampler_perf`.
+            - Of the latest episodes: `episode_reward_mean/min/max` and `episode_len_mean` (None without a finished
+              episode), `policy_reward_mean/min/max` by policy, `agent_reward_...` by agent, `group_reward_...` by group
+              of agents, `hist_stats`, `custom_metrics`.
+            - Of this iteration: `episodes_this_iter`, `num_faulty_episodes`, `episode_media`.
             - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`; entries
               that `on_learn_on_batch` adds are at `info["learner"][policy]["custom_metrics"]` too.
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
             - `digest`: of all rows sampled since the start; equal for two runs with the same experience.
-            - With workers `num_worker_restarts` since the start, and with `overlap` the `staleness` of the learned
-              rows, mean and max: updates between the weights that acted and the weights that learned.
-            - `external`, with external clients: `open_episodes`, rows that not every algorithm can learn from
-              (`num_off_policy_steps`, of which `num_stale_steps` for their old weights), rows that were left out
-              (`num_agent_steps_left_out`), and `idle`, a sentence, if no client has called for a while.
+            - `recording`, with recorded episodes as the only `input`: the keys about episodes, of the recorded ones.
+            - `external`, with external clients: open episodes, and rows that not every algorithm can learn from.
 
         Raises:
             CallOrderError: A hook calls it within an iteration, another thread is at work, or the algorithm was
@@ -442,6 +432,9 @@ class Algorithm:
             result.update(self._evaluation_runner.latest)
 
     def _of_episodes(self) -> dict[str, Any]:
+        if isinstance(self.config.input, str):
+            # The policies of this run played none of the recorded episodes.
+            return {**Metrics().summary(), "recording": self._metrics.summary()}
         if self._league is None:
             return self._metrics.summary()
         with self._rollouts.lock:

@@ -55,6 +55,11 @@ _NO_EVALUATION = (
     "this run makes no evaluations, expected an evaluation_interval; add --config evaluation_interval=5"
 )
 
+_NO_EPISODES = (
+    "this run plays no episodes but reads recorded ones, expected a key of evaluations; set evaluation_interval and "
+    "write evaluation/{}"
+)
+
 
 def run_folder(algo: Algorithm, path: str | PathLike[str], zoo: str | None = None) -> RunFolder:
     """Return the run folder of a new algorithm, or of one that was resumed from a checkpoint in it.
@@ -149,6 +154,8 @@ class StopRule:
             first = key.partition("/")[0]
             if first == "evaluation" and first not in result:
                 value, wrong = None, "" if self._evaluates else _NO_EVALUATION
+            elif first in result.get("recording", ()):
+                value, wrong = None, _NO_EPISODES.format(key)
             else:
                 value, wrong = _found(result, key)
             if wrong:

@@ -50,9 +50,10 @@ class EvaluationResult(TypedDict):
 
 
 class _Sometimes(TypedDict, total=False):
-    """The keys of evaluations, workers and external clients."""
+    """The keys of evaluations, recordings, workers and external clients."""
 
     evaluation: EpisodeResult
+    recording: EpisodeResult
     num_worker_restarts: int
     league: dict[str, Any]
     staleness: dict[str, float]

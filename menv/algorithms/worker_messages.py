@@ -100,6 +100,11 @@ def check_input_settings(config: AlgorithmConfig) -> None:
         )
     if not config.replaces_env:
         return
+    if isinstance(config.input, str) and config.self_play.enabled:
+        raise ConfigError(
+            "self_play: enabled with recorded episodes as the only input, expected games that the policies play; add "
+            'the sampler, as in input={"sampler": 0.5, "games/*.parquet": 0.5}'
+        )
     for name, instead in (("num_workers", ""), ("remote_worker_envs", ", or put it into evaluation_config")):
         if value := getattr(config, name):
             raise ConfigError(

@@ -92,6 +92,7 @@ class RecordedEpisode:
         env_steps: Length of the episode; at least the time of the last observation.
         unclaimed: Rewards that belong to no action, by agent.
         name: File and number, for messages.
+        env_spec: The `EnvSpec` of a gymnasium environment as JSON; "" without one, or if it is no plain data.
     """
 
     trajectories: Sequence[RecordedTrajectory]
@@ -100,6 +101,7 @@ class RecordedEpisode:
     env_steps: int = 0
     unclaimed: Mapping[AgentId, float] = field(default_factory=dict)
     name: str = ""
+    env_spec: str = ""
 
     @property
     def truncated(self) -> bool:
@@ -123,8 +125,8 @@ class Header:
         names: The columns of observations and of actions of each agent.
     """
 
-    def __init__(self, env: str, spaces: Mapping[AgentId, tuple[Space, Space]]) -> None:
-        self.env, self.spaces = env, spaces
+    def __init__(self, env: str, spaces: Mapping[AgentId, tuple[Space, Space]], env_spec: str = "") -> None:
+        self.env, self.spaces, self.env_spec = env, spaces, env_spec
         self.columns, self.names = dict(_COLUMNS), dict[AgentId, list[list[str]]]()
         different: list[tuple[Space, Space]] = []
         for agent, pair in spaces.items():
@@ -153,12 +155,12 @@ class Header:
                     f"{where}: agent {one.agent_id!r} has two spaces in one recording, expected one; write its "
                     "episodes into two files"
                 )
-        return cls(episodes[0].env, spaces)
+        return cls(episodes[0].env, spaces, episodes[0].env_spec)
 
     def to_json(self) -> str:
         """Return it as a JSON text."""
         agents = {_name_of(agent): list(map(space_to_json, pair)) for agent, pair in self.spaces.items()}
-        return json.dumps({KEY: VERSION, "env": self.env, "agents": agents})
+        return json.dumps({KEY: VERSION, "env": self.env, "env_spec": self.env_spec, "agents": agents})
 
     @classmethod
     def from_json(cls, where: str, text: Any) -> Header:
@@ -182,7 +184,10 @@ class Header:
             agents = {
                 _agent_of(name): (space(obs), space(act)) for name, (obs, act) in value["agents"].items()
             }
-            return cls(str(value["env"]), agents)
+            env_spec = value.get("env_spec", "")
+            if env_spec:
+                gym.envs.registration.EnvSpec.from_json(env_spec)
+            return cls(str(value["env"]), agents, env_spec)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise not_ours(where, "its header is damaged") from None
 
@@ -261,7 +266,9 @@ def from_columns(header: Header, columns: Columns, where: str) -> Iterator[Recor
         unclaimed = {_agent_of(agent): float(reward) for agent, reward in json.loads(text)} if text else {}
         if unclaimed:
             _check_finite(list(unclaimed.values()), where)
-        yield RecordedEpisode(trajectories, None if seed < 0 else seed, header.env, length, unclaimed, name)
+        yield RecordedEpisode(
+            trajectories, None if seed < 0 else seed, header.env, length, unclaimed, name, header.env_spec
+        )
 
 
 def _check_finite(rewards: npt.ArrayLike, where: str) -> None:

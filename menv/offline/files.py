@@ -13,7 +13,8 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from importlib import import_module
@@ -252,7 +253,8 @@ def _minari_sources(pattern: str) -> Iterator[EpisodeSource]:
 
 
 def _read_minari(where: str, dataset: Any, numbers: Sequence[int]) -> Iterator[RecordedEpisode]:
-    spaces = dataset.observation_space, dataset.action_space
+    spaces, spec = (dataset.observation_space, dataset.action_space), dataset.env_spec
+    env, text = ("", "") if spec is None else (spec.id, spec_as_json(spec))
     for one in dataset.iterate_episodes(numbers):
         # Dicts and tuples of arrays.
         obs, actions = (
@@ -263,13 +265,24 @@ def _read_minari(where: str, dataset: Any, numbers: Sequence[int]) -> Iterator[R
         rewards, times = np.asarray(one.rewards, np.float64), np.arange(len(one.rewards) + 1)
         steps = ExternalSteps(obs, actions, rewards, terminated, truncated or not terminated, env_t=times)
         trajectory = RecordedTrajectory(SINGLE_AGENT, steps, *spaces)
-        yield RecordedEpisode([trajectory], env_steps=len(rewards), name=f"{where}, episode {one.id}")
+        name = f"{where}, episode {one.id}"
+        yield RecordedEpisode([trajectory], None, env, len(rewards), name=name, env_spec=text)
+
+
+def spec_as_json(spec: Any) -> str:
+    """Return the `EnvSpec` of a gymnasium environment as JSON, "" if it is none or no plain data."""
+    try:
+        return str(spec.to_json())
+    except (AttributeError, ValueError, TypeError):
+        return ""
 
 
 def write_minari(pattern: str | os.PathLike[str], name: str) -> list[str]:
     """Write the recordings of a path or a pattern as Minari data sets, one for each agent.
 
-    Trajectories become episodes; those without an action or a last observation are left out.
+    Trajectories become episodes. Minari needs the observation after the last action, so trajectories without one are
+    left out, with a warning, as are those without an action. Agents of turn-based games often end without such an
+    observation. The spec of a gymnasium environment goes along, for `recover_environment`.
 
     Args:
         pattern: The recordings.
@@ -279,16 +292,19 @@ def write_minari(pattern: str | os.PathLike[str], name: str) -> list[str]:
         The names of the data sets.
 
     Raises:
-        ConfigError: There are no such recordings, or Minari refuses the name.
+        ConfigError: There are no such recordings, no trajectory is complete, or Minari refuses the name.
         MissingExtraError: minari is not installed.
     """
     minari = _package("minari", "minari[hdf5]")
     buffers: dict[Any, list[Any]] = {}
     spaces: dict[Any, tuple[Space, Space]] = {}
+    specs, left_out = set[str](), Counter[Any]()
     for episode in read_episodes(pattern):
+        specs.add(episode.env_spec)
         for one in episode.trajectories:
             steps, before = one.steps, [False] * (len(one.steps.rewards) - 1)
             if not len(steps.rewards) or steps.obs[len(steps.rewards)] is None:
+                left_out[one.agent_id] += 1
                 continue
             pair = spaces[one.agent_id] = one.observation_space, one.action_space
             mine = buffers.setdefault(one.agent_id, [])
@@ -301,22 +317,45 @@ def write_minari(pattern: str | os.PathLike[str], name: str) -> list[str]:
                     len(mine), episode.seed, None, *nested, steps.rewards.tolist(), *flags, {}
                 )
             )
+    _tell_left_out(pattern, left_out, buffers)
+    # The text alone: with a spec, Minari would make the environment.
+    metadata = {"env_spec": specs.pop()} if len(specs) == 1 and "" not in specs else {}
     names = []
     for agent, mine in buffers.items():
         names.append(f"{name}-{re.sub('[^a-zA-Z0-9]+', '-', str(agent)).strip('-')}-v0")
-        with warnings.catch_warnings():
-            # About an author and an environment, which recordings do not name.
-            warnings.simplefilter("ignore", UserWarning)
-            try:
-                minari.create_dataset_from_buffers(
-                    names[-1], mine, observation_space=spaces[agent][0], action_space=spaces[agent][1]
-                )
-            except ValueError as error:
-                raise ConfigError(
-                    f"write_minari: {names[-1]!r} cannot be made ({str(error).splitlines()[0]:.150}), expected a new "
-                    "name such as 'poles/balance'; choose another one"
-                ) from error
+        _write_data_set(minari, names[-1], mine, spaces[agent], metadata)
     return names
+
+
+def _tell_left_out(pattern: Any, left_out: Mapping[Any, int], written: Mapping[Any, Any]) -> None:
+    if not left_out:
+        return
+    counts = ", ".join(f"{count} of agent {agent!r:.60}" for agent, count in [*left_out.items()][:8])
+    said = (
+        f"write_minari: {os.fspath(pattern)}: {counts} without an action or a last observation, expected trajectories "
+        "with one observation more than actions"
+    )
+    if not written:
+        raise ConfigError(f"{said}; let the environment return an agent's observation when it ends")
+    warnings.warn(f"{said}; they are left out", stacklevel=3)
+
+
+def _write_data_set(
+    minari: Any, name: str, episodes: list[Any], spaces: tuple[Space, Space], metadata: Mapping[str, str]
+) -> None:
+    with warnings.catch_warnings():
+        # About an author, whom recordings do not name.
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            written = minari.create_dataset_from_buffers(
+                name, episodes, observation_space=spaces[0], action_space=spaces[1]
+            )
+            written.storage.update_metadata(metadata)
+        except ValueError as error:
+            raise ConfigError(
+                f"write_minari: {name!r} cannot be made ({str(error).splitlines()[0]:.150}), expected a new name such "
+                "as 'poles/balance'; choose another one"
+            ) from error
 
 
 def _nested(space: Space, values: Any) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import gymnasium as gym
 import numpy as np
 
 from menv import rng
@@ -25,7 +26,7 @@ from menv.env_context import EnvContext
 from menv.episode import Episode
 from menv.errors import ConfigError
 from menv.offline.episodes import RecordedEpisode, RecordedTrajectory
-from menv.offline.files import path_to_write, write_episodes
+from menv.offline.files import path_to_write, spec_as_json, write_episodes
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 from menv.registry import make_env
@@ -60,11 +61,15 @@ class EpisodeWatcher:
     """
 
     def __init__(
-        self, base_env: Adapter, spaces_of: Callable[[AgentId], tuple[Any, Any]], env: str = ""
+        self,
+        base_env: Adapter,
+        spaces_of: Callable[[AgentId], tuple[Any, Any]],
+        env: str = "",
+        env_spec: str = "",
     ) -> None:
         self.finished: dict[int, list[RecordedEpisode]] = {}
         self.open: dict[int, OpenTrajectory] = {}
-        self._created, self._spaces_of, self._env = base_env.replayable, spaces_of, env
+        self._created, self._spaces_of, self._env = base_env.replayable, spaces_of, (env, env_spec)
         # By index of the sub-environment: its env steps at the reset, its seed, and what happened since.
         self._running: dict[int, _Running] = {}
         for method, watch in (("poll", self._poll), ("send_actions", self._send_actions)):
@@ -80,8 +85,9 @@ class EpisodeWatcher:
             counted = max(counted, episode.unclaimed)
             _, seed, trajectories, unclaimed = self._running.pop(episode.env_index, (0, None, [], {}))
             if trajectories and not episode.faulty:
+                env, spec = self._env
                 self.finished.setdefault(episode.env_index, []).append(
-                    RecordedEpisode(trajectories, seed, self._env, episode.env_steps, unclaimed)
+                    RecordedEpisode(trajectories, seed, env, episode.env_steps, unclaimed, env_spec=spec)
                 )
         for entry in ready.unclaimed[counted:]:
             self._add_unclaimed(entry.env_index, entry.agent_id, entry.reward, ready)
@@ -146,10 +152,12 @@ def _spaces_of(env: Any) -> Callable[[AgentId], tuple[Any, Any]]:
     return lambda agent: (observations.found(agent), actions.found(agent))
 
 
-def _name_of(env: Any) -> str:
-    """Return the id of a gymnasium environment, or the name of its class."""
+def _known_as(env: Any) -> tuple[str, str]:
+    """Return the id of a gymnasium environment and its spec as JSON, or the name of its class and ""."""
     spec = getattr(env, "spec", None)
-    return str(getattr(spec, "id", None) or type(getattr(env, "unwrapped", env)).__name__)
+    name = str(getattr(spec, "id", None) or type(getattr(env, "unwrapped", env)).__name__)
+    # The spec of a vector environment makes many at once.
+    return name, spec_as_json(spec) if isinstance(env, gym.Env) else ""
 
 
 class RecordCallbacks(DefaultCallbacks):
@@ -175,7 +183,7 @@ class RecordCallbacks(DefaultCallbacks):
         """Watch the environments of this process before their first poll."""
         if not env_context.in_evaluation and worker.base_env is not self._base_env:
             self._base_env, env = worker.base_env, sub_environment
-            self._finished = EpisodeWatcher(worker.base_env, _spaces_of(env), _name_of(env)).finished
+            self._finished = EpisodeWatcher(worker.base_env, _spaces_of(env), *_known_as(env)).finished
 
     def on_episode_created(self, *, base_env: Any, **kwargs: Any) -> None:
         """Refuse environments that show no sub-environments."""
@@ -245,7 +253,8 @@ def record(
 
     first = make(0)
     base_env = to_base_env(first, make, count, seed=seed)
-    watcher = EpisodeWatcher(base_env, _spaces_of(first), env if isinstance(env, str) else _name_of(first))
+    name, spec = _known_as(first)
+    watcher = EpisodeWatcher(base_env, _spaces_of(first), env if isinstance(env, str) else name, spec)
     left = [len(range(index, episodes, count)) for index in range(count)]
     found: list[RecordedEpisode] = []
     try:

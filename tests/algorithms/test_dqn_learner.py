@@ -10,7 +10,7 @@ import torch
 
 from menv.algorithms import DQNConfig
 from menv.algorithms.dqn.dqn import DQNRecipe
-from menv.algorithms.dqn.learner import DQNLearner, dqn_loss, td_targets
+from menv.algorithms.dqn.learner import DQNLearner, conservative_gaps, dqn_loss, td_targets
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.errors import ConfigError
@@ -346,3 +346,22 @@ def test_the_gradient_reaches_the_actions_that_were_taken_alone() -> None:
     assert q_values.grad is not None
     assert q_values.grad.tolist() == [[0.25, 0.0], [0.0, 0.25]]
     assert not terms.td_errors.requires_grad
+
+
+def test_the_conservative_term_is_what_was_worked_out_by_hand() -> None:
+    q_values = torch.tensor([[0.0, math.log(3.0), 9.0], [math.log(2.0), 0.0, math.log(5.0)]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    gaps = conservative_gaps(q_values, torch.tensor([0, 2]), mask)
+    # log(1 + 3) - 0 without the action that is not allowed, and log(2 + 1 + 5) - log(5).
+    assert gaps.tolist() == pytest.approx([math.log(4.0), math.log(8.0 / 5.0)])
+    targets, taken = torch.zeros(2), torch.tensor([0, 2])
+    loss = dqn_loss(q_values, taken, targets, torch.tensor([1.0, 0.5]), None, gaps).loss.item()
+    squares = 0.5 * 0.0 + 0.5 * 0.5 * math.log(5.0) ** 2
+    assert loss == pytest.approx((squares + math.log(4.0) + 0.5 * math.log(1.6)) / 2)
+
+
+def test_the_conservative_term_is_on_where_recordings_are_the_only_experience() -> None:
+    assert DQNConfig().conservatism == 0
+    assert DQNConfig(input={"sampler": 1.0, "games/*.parquet": 1.0}).conservatism == 0
+    assert DQNConfig(input="games/*.parquet").conservatism == 1
+    assert DQNConfig(input="games/*.parquet", cql_alpha=0.25).conservatism == 0.25

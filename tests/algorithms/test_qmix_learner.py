@@ -273,6 +273,14 @@ def test_how_much_a_member_counts_does_not_grow_with_the_state_or_the_hidden_lay
         assert 0.05 < float(slope.mean()) < 1.0
 
 
+def test_deviations_are_joint_actions_in_which_one_member_does_something_else() -> None:
+    spec = spec_of(2, mixer="vdn", hiddens=())
+    one = learner(spec, constant(spec, [1.0, 3.0]))
+    q_values, taken = torch.tensor([[[1.0, 3.0], [5.0, 7.0], [0.0, 9.0]]]), torch.tensor([[3.0, 5.0, 0.0]])
+    found = one._network.deviations(q_values, taken, torch.zeros(1, spec.obs_size))
+    assert found.tolist() == [[[6.0, 8.0], [8.0, 10.0], [8.0, 17.0]]]
+
+
 def test_vdn_adds_up_and_no_mixer_leaves_each_to_itself() -> None:
     worth = torch.tensor([[1.0, 2.0, 4.0], [-1.0, 0.0, 0.5]])
     for mixer, wanted in (("vdn", [7.0, -0.5]), (None, worth.tolist())):

@@ -119,7 +119,7 @@ def test_batches_of_a_recording_are_those_that_were_sampled(suffix: str, tmp_pat
     assert {one.policy_id == one.agent_id for episode in written for one in episode.trajectories} == {True}
     rewards = sum(float(one.steps.rewards.sum()) for episode in written for one in episode.trajectories)
     assert rewards == sum(float(batch["rewards"].sum()) for batch in sampled.policy_batches.values())
-    with PPO(env=Comings, config={**shared, "input": str(paths[0]), "bc_weight": 1.0}) as algo:
+    with PPO(env=Comings, config={**shared, "input": str(paths[0])}) as algo:
         read = algo.sample()
     assert read.env_steps() == sampled.env_steps()
     for agent in SPACES:
@@ -211,7 +211,7 @@ def test_the_cut_last_line_of_jsonl_is_skipped_with_a_warning(tmp_path: Path) ->
 def test_recorded_rows_are_added_to_sampled_ones_by_their_share(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     record(lambda obs: 0, "CartPole-v1", path, episodes=4)
-    config = {"input": {"sampler": 0.4, str(path): 0.6}, "bc_weight": 1.0, "train_batch_size": 200, "seed": 0}
+    config = {"input": {"sampler": 0.4, str(path): 0.6}, "train_batch_size": 200, "seed": 0}
     with PPO(env="CartPole-v1", config=config) as algo:
         result = algo.train()
         batches = [algo.sample() for _ in range(5)]
@@ -222,10 +222,35 @@ def test_recorded_rows_are_added_to_sampled_ones_by_their_share(tmp_path: Path) 
     assert {batch.env_steps() for batch in batches} == {200}
 
 
+def test_a_bound_of_returns_that_no_policy_earns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "some.parquet"
+    record(lambda obs: 0, "CartPole-v1", path, episodes=4)
+    with (
+        DQN(env="CartPole-v1", config={"input": str(path), "seed": 0}) as algo,
+        pytest.raises(ConfigError, match=r"plays no episodes .* write evaluation/episode_reward_mean"),
+    ):
+        algo.learn(stop={"episode_reward_mean": 5})
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "shares of nothing else": ({"input": {"sampler": 1.0}}, r"shares above 0 of the sampler and of one"),
     "a share of 0": ({"input": {"sampler": 1.0, "x": 0}}, r"shares above 0 of the sampler and of one"),
     "a recurrent policy": ({"bc_weight": 1, "model": {"use_lstm": True}}, r"bc_weight with a recurrent policy"),
+    "recordings for a recurrent policy": (
+        {"input": "x", "model": {"use_lstm": True}}, r"recorded episodes as input of a recurrent policy.* with DQN"
+    ),
+    "a weight of 0": ({"input": "x", "bc_weight": 0.0}, r"bc_weight is 0 with recorded episodes as input"),
+    "a weight of 0 beside the sampler": (
+        {"input": {"sampler": 1.0, "x": 1.0}, "bc_weight": 0}, r"bc_weight is 0 with recorded episodes as input"
+    ),
+    "a schedule of zeros": (
+        {"input": "x", "bc_weight_schedule": [[0, 0], [9, 0]]}, r"bc_weight is 0 with recorded episodes as input"
+    ),
+    "a policy's own weight of 0": (
+        {"input": "x", "multiagent": {"policies": {"one": (None, None, None, {"bc_weight": 0})}}},
+        r"policies\['one'\].config: .*bc_weight is 0 with recorded episodes",
+    ),
+    "self-play": ({"input": "x", "self_play": True}, r"self_play: enabled with recorded episodes as the only input"),
     "a falling weight": ({"bc_weight_schedule": [[0, 1], [9, -1]]}, r"bc_weight_schedule is .* values of at least 0"),
     "an observation_fn": (
         {"input": "x", "multiagent": {"observation_fn": lambda *given: given[0]}}, r"observation_fn: given with"
@@ -235,8 +260,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_settings_that_recordings_do_not_go_with_are_refused(case: str) -> None:
+def test_settings_that_recordings_do_not_go_with_are_refused(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(lambda obs: 0, "CartPole-v1", "x.parquet", episodes=1)
     config, message = WRONG[case]
+    if config.get("input") == "x":
+        config = {**config, "input": "x.parquet"}
     with pytest.raises(ConfigError, match=message):
         PPO(env="CartPole-v1", config=config)
 

@@ -6,13 +6,24 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from PIL import Image
 
 from menv import ConfigError
 from menv.algorithms import DQN, PPO
-from menv.offline import RecordCallbacks, read_episodes, record, replay, write_episodes, write_minari
+from menv.base_env import ExternalSteps
+from menv.offline import (
+    RecordCallbacks,
+    RecordedEpisode,
+    RecordedTrajectory,
+    read_episodes,
+    record,
+    replay,
+    write_episodes,
+    write_minari,
+)
 from tests.offline.worlds import SPACES, Comings
 
 
@@ -90,10 +101,49 @@ def test_a_minari_data_set_is_written_for_each_agent_and_read_as_input(
         DQN(env="CartPole-v1", config={"input": f"minari:{name}"})
 
 
+def test_a_minari_data_set_recovers_the_environment_with_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
+    path, again = tmp_path / "ice.parquet", tmp_path / "again.parquet"
+    settings = {"is_slippery": False, "map_name": "8x8"}
+    record(lambda obs: 1, "FrozenLake-v1", path, episodes=2, env_config=settings)
+    (name,) = write_minari(path, "lakes/ice")
+    env = minari.load_dataset(name).recover_environment()
+    assert env.spec.id == "FrozenLake-v1"
+    assert env.spec.kwargs == settings
+    # The spec passes through a recording of the data set, too.
+    write_episodes(again, read_episodes(f"minari:{name}"))
+    (name,) = write_minari(again, "lakes/again")
+    assert minari.load_dataset(name).recover_environment().spec.kwargs == settings
+
+
+def test_trajectories_without_a_last_observation_are_left_out_of_minari_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
+    space, path = gym.spaces.Discrete(2), tmp_path / "some.parquet"
+
+    def trajectory(agent: str, last: int | None) -> RecordedTrajectory:
+        steps = ExternalSteps([0, last], [1], np.ones(1), True, env_t=np.arange(2))
+        return RecordedTrajectory(agent, steps, space, space)
+
+    write_episodes(path, [RecordedEpisode([trajectory("a", 1), trajectory("b", None)])])
+    with pytest.warns(
+        UserWarning, match=r"1 of agent 'b' without an action or a last observation.* left out"
+    ):
+        assert write_minari(path, "games/some") == ["games/some-a-v0"]
+    write_episodes(path, [RecordedEpisode([trajectory("b", None)])])
+    with pytest.raises(ConfigError, match=r"1 of agent 'b' without .*; let the environment return"):
+        write_minari(path, "games/none")
+
+
 def test_nested_spaces_pass_through_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
     path = recorded_comings(tmp_path)
-    names = write_minari(path, "comings")
+    with pytest.warns(UserWarning, match="without an action or a last observation"):
+        names = write_minari(path, "comings")
     assert sorted(names) == ["comings-a-v0", "comings-b-v0", "comings-c-v0"]
     first = next(read_episodes("minari:comings-b-v0")).trajectories[0].steps
     written = [

@@ -92,3 +92,26 @@ class Doors(MultiAgentEnv):
         }
         self.steps += 1
         return self._obs(), rewards, {"__all__": self.steps >= 6}, {"__all__": False}, {}
+
+
+class Tolls(MultiAgentEnv):
+    """Two agents choose one of four roads, once: the first costs 1, the second 2, the others 50."""
+
+    def __init__(self, context: Any = None) -> None:
+        self.possible_agents = ["a", "b"]
+        mask = gym.spaces.MultiBinary(4)
+        self.observation_space = gym.spaces.Dict(
+            {"action_mask": mask, "seen": gym.spaces.Box(0, 1, (1,), np.float32)}
+        )
+        self.action_space = gym.spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        return self._obs(), {}
+
+    def _obs(self) -> Any:
+        one = {"action_mask": np.array([1, 1, 1, 0], np.int8), "seen": np.ones(1, np.float32)}
+        return dict.fromkeys(self.possible_agents, one)
+
+    def step(self, action_dict: Any) -> Any:
+        rewards = {agent: -float((1, 2, 50, 50)[action]) for agent, action in action_dict.items()}
+        return self._obs(), rewards, {"__all__": True}, {"__all__": False}, {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig
-from menv.algorithms.config.field_checks import FASTEST, MOST_ROWS, check_count
+from menv.algorithms.config.field_checks import FASTEST, LARGEST, MOST_ROWS, check_count
 from menv.algorithms.config.setting import Settings, by_name, prefixed, setting
 from menv.errors import ConfigError
 from menv.policy_spec import PolicySpec
@@ -132,6 +132,11 @@ class OffPolicyConfig(AlgorithmConfig):
     so far, 0 included: with rewards of 0, 5 and 100 and `n_step=1`, beyond 100. "mse" is quadratic everywhere, as in
     QMIX. Both are computed in a unit that follows the scale of the rewards, so that multiplying all rewards by 100
     does not change learning. Choose "mse" if an action leads by chance to a long series of rewards or to none."""
+    cql_alpha: float | None = setting(None, low=0, high=LARGEST)
+    """Coefficient of conservative Q-learning (CQL, Kumar et al. 2020): the loss has this times the log-sum-exp of the
+    Q-values of all allowed actions minus the Q-value of the action taken, in the unit of the learned Q-values. It keeps
+    actions that no recording shows from being overestimated. None means 1 with recorded episodes as the only `input`,
+    and 0 otherwise, because experience of its own corrects a policy."""
     adam_epsilon: float = setting(1e-8, low=1e-30, high=1)
     """Epsilon of Adam, added to the square root of the second moment."""
     replay_buffer_config: ReplayBufferConfig = setting(ReplayBufferConfig())
@@ -164,6 +169,11 @@ class OffPolicyConfig(AlgorithmConfig):
     def epsilon_at(self, env_steps: int) -> float:
         """Return the probability of a random action after `env_steps` env steps of the run."""
         return self.exploration_config.epsilon_at(env_steps)
+
+    @property
+    def conservatism(self) -> float:
+        """The coefficient of the conservative term."""
+        return float(isinstance(self.input, str)) if self.cql_alpha is None else float(self.cql_alpha)
 
     def target_steps(self) -> int:
         """Return the maximum number of rewards in a target; a fixed fragment length bounds it."""

@@ -232,6 +232,9 @@ class DQNLearner:
         }
         if found.next_mask is not None:
             columns["next_mask"] = found.next_mask
+            # A restored buffer keeps the columns that it has.
+            if self.replay.has("mask") if self.replay.rows else self._settings.conservatism:
+                columns["mask"] = batch[SampleBatch.ACTION_MASK]
         return columns
 
     def _steps_due(self, rows: int) -> int:
@@ -261,7 +264,12 @@ class DQNLearner:
             online_next = self._network.dist_inputs(next_obs, allowed) if self._settings.double_q else None
             targets = td_targets(rows["returns"], rows["discounts"], target_next, online_next)
         q_values = self._network.dist_inputs(rows["obs"], None)
-        return dqn_loss(q_values, rows["actions"], targets, weights, self._knee())
+        gaps = self._gaps(q_values, rows["actions"], rows.get("mask"))
+        return dqn_loss(q_values, rows["actions"], targets, weights, self._knee(), gaps)
+
+    def _gaps(self, q_values: Tensor, actions: Tensor, mask: Tensor | None) -> Tensor | None:
+        alpha = self._settings.conservatism
+        return alpha * conservative_gaps(q_values, actions, mask) if alpha else None
 
     def _count_towards_copy(self) -> None:
         # Each step counts its share of timesteps, so that long fragments do not use one old target throughout.
@@ -299,24 +307,38 @@ def best_value(target_next: Tensor, online_next: Tensor | None) -> Tensor:
 
 
 def dqn_loss(
-    q_values: Tensor, actions: Tensor, targets: Tensor, weights: Tensor | None, knee: float | None = 1.0
-) -> DQNTerms:
+    q_values: Tensor, actions: Tensor, targets: Tensor, weights: Tensor | None, knee: float | None = 1.0,
+    gaps: Tensor | None = None,
+) -> DQNTerms:  # fmt: skip
     """Return the Huber loss (Mnih et al. 2015): half the squared error of each row, linear beyond `knee`.
 
     q_values [B, n], actions [B] int64, targets [B] without a gradient, importance weights [B] or None for equal ones;
-    a `knee` of None means squared errors throughout.
+    a `knee` of None means squared errors throughout; `gaps` [B] are added to the losses of the rows.
     """
-    return td_loss(q_values.gather(1, actions[:, None])[:, 0], targets, weights, knee)
+    return td_loss(q_values.gather(1, actions[:, None])[:, 0], targets, weights, knee, gaps)
 
 
-def td_loss(q_taken: Tensor, targets: Tensor, weights: Tensor | None, knee: float | None) -> DQNTerms:
+def td_loss(
+    q_taken: Tensor, targets: Tensor, weights: Tensor | None, knee: float | None, gaps: Tensor | None = None
+) -> DQNTerms:
     """Return the loss for the Q-values [B] of the actions taken; see `dqn_loss`."""
     if knee is None:
         losses = 0.5 * torch.nn.functional.mse_loss(q_taken, targets, reduction="none")
     else:
         losses = torch.nn.functional.huber_loss(q_taken, targets, reduction="none", delta=knee)
+    if gaps is not None:
+        losses = losses + gaps
     loss = losses.mean() if weights is None else (weights * losses).mean()
     return DQNTerms(loss, q_taken.detach(), q_taken.detach() - targets)
+
+
+def conservative_gaps(q_values: Tensor, actions: Tensor, mask: Tensor | None) -> Tensor:
+    """Return how far the log-sum-exp of allowed Q-values [..., n] is above that of actions [...] (Kumar et al. 2020).
+
+    It is the term of CQL(H), equation 4 of "Conservative Q-learning for offline reinforcement learning".
+    """
+    allowed = q_values if mask is None else torch.where(mask, q_values, ILLEGAL)
+    return allowed.logsumexp(-1) - q_values.gather(-1, actions[..., None])[..., 0]
 
 
 class Transitions(NamedTuple):
@@ -445,7 +467,8 @@ class RecurrentDQNLearner(DQNLearner):
             )  # fmt: skip
         own = q_values.reshape(*shape, -1)[:, :-1][valid]
         each = None if weights is None else weights[number]
-        terms = dqn_loss(own, rows["actions"][valid], targets, each, self._knee())
+        gaps = self._gaps(own, rows["actions"][valid], None if mask is None else mask[:, :-1][valid])
+        terms = dqn_loss(own, rows["actions"][valid], targets, each, self._knee(), gaps)
         return terms._replace(td_errors=_sequence_priorities(terms.td_errors.abs(), valid))
 
 

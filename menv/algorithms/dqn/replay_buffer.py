@@ -94,6 +94,10 @@ class ReplayBuffer:
         """Return a view of a column of all rows, in no particular order."""
         return self._columns[name][: self.rows]
 
+    def has(self, name: str) -> bool:
+        """Return whether rows have a column."""
+        return name in self._columns
+
     def update_priorities(self, indices: Places, td_errors: Column) -> None:
         """Set the priorities of rows [B] from their TD errors [B]; does nothing without priorities."""
         if self._sampler is None or not len(indices):

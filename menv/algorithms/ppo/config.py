@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -71,10 +71,11 @@ class PPOConfig(AlgorithmConfig):
     outside. None keeps `lr`."""
     entropy_coeff_schedule: Schedule | None = None
     """Entropy coefficient over env steps, in the same form. None keeps `entropy_coeff`."""
-    bc_weight: float = setting(0.0, low=0)
+    bc_weight: float | None = setting(None, low=0)
     """Coefficient of behaviour cloning, unless `bc_weight_schedule` is set: the loss has this times the mean negative
     log-likelihood of the actions that the policy did not choose, those of recorded episodes and of clients. 0 leaves
-    these actions out. With recorded episodes as `input` there are no others, and PPO does nothing but clone."""
+    these actions out. None means 1 with recorded episodes as `input`, alone or beside the sampler, and 0 otherwise. PPO
+    learns nothing else from recorded episodes, so a weight of 0 is refused there."""
     bc_weight_schedule: Schedule | None = None
     """The same coefficient over env steps, as in `lr_schedule`, such as [[0, 1], [100000, 0]] for a warm start. None
     keeps `bc_weight`."""
@@ -102,10 +103,17 @@ class PPOConfig(AlgorithmConfig):
                 "config: critic_obs with model.vf_share_layers, expected a separate value network, because the "
                 "policy must not see the critic's input; set vf_share_layers to False"
             )
+        recorded = isinstance(self.input, str | Mapping)
         if self.clones and self.model.cell is not None:
             raise ConfigError(
-                "config: bc_weight with a recurrent policy, expected feed-forward layers, because recordings hold no "
-                "hidden states; leave use_lstm and use_gru out, or bc_weight at 0"
+                f"config: {'recorded episodes as input of' if recorded else 'bc_weight with'} a recurrent policy, "
+                "expected feed-forward layers, because recordings hold no hidden states; leave use_lstm and use_gru "
+                f"out, or {'train with DQN' if recorded else 'bc_weight at 0'}"
+            )
+        if recorded and not self.clones:
+            raise ConfigError(
+                "config: bc_weight is 0 with recorded episodes as input, expected a number above 0, because PPO learns "
+                "nothing from recorded actions but to imitate them; leave it out, or train with DQN"
             )
 
     def first_kl_coeff(self, kind: str) -> float:
@@ -124,12 +132,16 @@ class PPOConfig(AlgorithmConfig):
 
     def bc_weight_at(self, env_steps: int) -> float:
         """Return the coefficient of behaviour cloning after `env_steps` env steps of the run."""
-        return _value_at(self.bc_weight_schedule, self.bc_weight, env_steps)
+        recorded = isinstance(self.input, str | Mapping)
+        constant = float(recorded) if self.bc_weight is None else self.bc_weight
+        return _value_at(self.bc_weight_schedule, constant, env_steps)
 
     @property
     def clones(self) -> bool:
         """Whether actions that the policy did not choose are cloned, at least at some time."""
-        return bool(self.bc_weight) or self.bc_weight_schedule is not None
+        if self.bc_weight_schedule is None:
+            return self.bc_weight_at(0) > 0
+        return any(weight > 0 for _, weight in self.bc_weight_schedule)
 
     def rows_of_a_step(self) -> int:
         """Return the timesteps of one gradient step."""

@@ -21,13 +21,19 @@ class QMIXLearner(DQNLearner):
 
     def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> DQNTerms:
         targets = self.targets(rows)
-        taken = self._network.by_member(rows["obs"], None).gather(2, rows["actions"][..., None])[..., 0]
+        q_values = self._network.by_member(rows["obs"], None)
+        taken = q_values.gather(2, rows["actions"][..., None])[..., 0]
         values = self._network.mixed(taken, rows["obs"])
+        gaps, mask = None, rows.get("mask")
+        if self._settings.conservatism:
+            joint = q_values if values.ndim > 1 else self._network.deviations(q_values, taken, rows["obs"])
+            gaps = self._gaps(joint, rows["actions"], None if mask is None else mask.reshape(joint.shape))
         if values.ndim == 1:
-            return td_loss(values, targets, weights, self._knee())
+            gaps = None if gaps is None else gaps.sum(-1)
+            return td_loss(values, targets, weights, self._knee(), gaps)
         # Without a mixer every member has a separate error.
         each = None if weights is None else weights[:, None]
-        terms = td_loss(values, targets, each, self._knee())
+        terms = td_loss(values, targets, each, self._knee(), gaps)
         return terms._replace(td_errors=terms.td_errors.abs().mean(-1))
 
     @torch.no_grad()
@@ -98,6 +104,16 @@ class TorchGroup:
         weight = weight.abs().reshape(-1, self._members, self._embed_dim)
         hidden = elu(torch.bmm(q_values[:, None], weight)[:, 0] + bias)
         return (hidden * out_weight.abs()).mean(-1) + _affine(self._layers[4], out_bias.relu())[:, 0]
+
+    def deviations(self, q_values: Tensor, taken: Tensor, obs: Tensor) -> Tensor:
+        """Return the group's Q-values [N, C, n] where one member takes another action (Shao et al. 2023, "CFCQL").
+
+        q_values [N, C, n] are the members', taken [N, C] those of the actions taken.
+        """
+        one = torch.eye(self._members, dtype=torch.bool, device=obs.device)[:, None]
+        joint = torch.where(one, q_values[..., None], taken[:, None, None])
+        rows = obs.repeat_interleave(self._members * self._choices, 0)
+        return self.mixed(joint.flatten(0, 2), rows).reshape(q_values.shape)
 
 
 def _affine(layer: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
