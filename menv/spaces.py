@@ -129,6 +129,18 @@ def open_mask(mask: object) -> Any:
     return None if mask is None else np.ones_like(mask)
 
 
+class GroupObs(tuple[Any, ...]):
+    """The observations of a group's members, in order; `absent` are the places of members that are not there."""
+
+    absent: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, parts: Iterable[Any], absent: Iterable[int]) -> GroupObs:
+        obs = cls(parts)
+        obs.absent = frozenset(absent)
+        return obs
+
+
 def own_copy(element: object) -> Any:
     """Return a copy of an observation that the environment cannot change later."""
     if isinstance(element, np.ndarray):
@@ -138,6 +150,8 @@ def own_copy(element: object) -> Any:
             key: value.copy() if type(value) is np.ndarray else own_copy(value)
             for key, value in element.items()
         }
+    if isinstance(element, GroupObs):
+        return GroupObs.of(map(own_copy, element), element.absent)
     if isinstance(element, tuple | list):
         # A named tuple takes its values one by one.
         make = getattr(type(element), "_make", type(element))

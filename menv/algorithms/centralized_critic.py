@@ -241,6 +241,9 @@ def _numbers(obs: Column) -> Column:
 def _cells(kind: CriticInputKind, policy_id: str, obs: Column) -> Floats:
     """Return [N, F + A + 1] cells of observations [N, F], without actions."""
     cells = np.zeros((len(obs), kind.width), np.float32)
+    if obs.shape[1] == kind.obs_size + len(getattr(kind.observation_space, "spaces", ())):
+        # Rows of a group that QMIX trains mark its members.
+        obs = obs[:, : kind.obs_size]
     if len(obs) and obs.shape[1] != kind.obs_size:
         raise ContractError(
             f'critic_obs="all_agents": observations of policy {policy_id!r} have {obs.shape[1]} numbers, expected '

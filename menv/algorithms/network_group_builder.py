@@ -264,6 +264,12 @@ def _own_policy(policy_id: str, spec: PolicySpec, main: AlgorithmConfig) -> Poli
     return policy
 
 
+def _marked(spec: PolicySpec, config: AlgorithmConfig) -> int:
+    """Return how many members of a group are marked as present or absent in the rows of a policy."""
+    members = getattr(spec.observation_space, "spaces", ())
+    return len(members) if getattr(config, "_marks_members", False) else 0
+
+
 def _connectors(
     spec: PolicySpec, config: AlgorithmConfig, network: NetworkSpec | None = None
 ) -> PolicyConnectors:
@@ -275,6 +281,7 @@ def _connectors(
         spec.observation_space,
         spec.action_space,
         is_policy_recurrent=bool(states),
+        marked=_marked(spec, config),
     )
     agent = agent_pipeline(
         ctx,
@@ -295,7 +302,7 @@ def _new_group(
     connectors: list[PolicyConnectors],
     seed: int,
 ) -> BuiltPolicies:
-    preprocessor = ObsPreprocessor(spec.observation_space, spec.action_space)
+    preprocessor = ObsPreprocessor(spec.observation_space, spec.action_space, _marked(spec, config))
     backend, check = _backend(network, weights, config, seed, preprocessor)
     output = ActionOutput(
         spec.action_space, normalize=config.normalize_actions is not False, clip=config.clip_actions

@@ -119,6 +119,10 @@ class GraphEnds(GraphBuilder):
         change: Callable[[str], str] | None = None,
     ) -> None:
         rows = self._joined([self._columns(leaf, names[leaf.keys], preprocess) for leaf in preprocess.leaves])
+        if preprocess.marked:
+            # Raw observations do not say which members of a group are absent.
+            ends = self.constant([0, 0, 0, preprocess.marked])
+            rows = self.add("Pad", rows, ends, self.constant(1.0, np.float32))
         self.add("Identity", rows if change is None else change(rows), name=OBS)
         masks = []
         for leaf in preprocess.mask_leaves:

@@ -41,6 +41,7 @@ class ConnectorContext:
         action_space: The environment's actions.
         view_requirements: Columns of the model's input by name, each a `ViewRequirement`.
         is_policy_recurrent: Whether the policy has a recurrent state.
+        marked: How many members of a group the preprocessor marks as present or absent; see `ObsPreprocessor`.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class ConnectorContext:
     action_space: Any = None
     view_requirements: Mapping[str, Any] = field(default_factory=dict)
     is_policy_recurrent: bool = False
+    marked: int = 0
 
     @classmethod
     def from_policy(cls, policy: Policy) -> Self:

@@ -91,16 +91,23 @@ class ObsPreprocessor:
         image: Shape of the Box of three dimensions if the space has no other leaf but masks, or None.
         dtype: Of rows: float32, or uint8 for an image of bytes.
         mask_width: M, 0 without a mask.
+        marked: How many of the last columns mark members of a group.
     """
 
-    def __init__(self, space: gym.Space[Any], action_space: gym.Space[Any] | None = None) -> None:
-        """Plan the columns; `action_space` says which flags of a mask belong to one component."""
-        self.space, self._actions = space, action_space
+    def __init__(
+        self, space: gym.Space[Any], action_space: gym.Space[Any] | None = None, marked: int = 0
+    ) -> None:
+        """Plan the columns; `action_space` says which flags of a mask belong to one component.
+
+        With `marked`, the last so many columns are 1 for each member of a group that is there and -1 for the others.
+        """
+        self.space, self._actions, self.marked = space, action_space, marked
         self.leaves: list[Leaf] = []
         self.mask_leaves: list[Leaf] = []
         self._nests: list[tuple[tuple[Any, ...], set[int]]] = []
         self.size = 0
         self._collect(space, ())
+        self.size += marked
         if self.size > MOST_COLUMNS:
             raise ConfigError(
                 f"observation space: {self.size:,} numbers in a flat row, which has one for each choice of a Discrete, "
@@ -108,7 +115,7 @@ class ObsPreprocessor:
             )
         self.mask_width = sum(leaf.width for leaf in self.mask_leaves)
         self._components = _components(self.mask_leaves, action_space)
-        only = self.leaves[0] if len(self.leaves) == 1 else None
+        only = self.leaves[0] if len(self.leaves) == 1 and not marked else None
         # One Box, perhaps with a mask: the stacked array is the rows, without another copy.
         self._only_box = only if only is not None and isinstance(only.space, gym.spaces.Box) else None
         box = None if self._only_box is None else self._only_box.space
@@ -190,6 +197,11 @@ class ObsPreprocessor:
         for leaf in self.leaves:
             columns = rows[:, leaf.start : leaf.start + leaf.width]
             _fill(columns, _parts_at(obs, leaf.keys), leaf)
+        if self.marked:
+            marks = rows[:, -self.marked :]
+            marks[:] = 1.0
+            for row, one in enumerate(obs):
+                marks[row, list(getattr(one, "absent", ()))] = -1.0
         return rows
 
     def _mask(self, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
@@ -407,7 +419,9 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
         """The `ObsPreprocessor` of the space."""
         if self._made is None:
             space = self.known("observation_space")
-            self._made = ObsPreprocessor(space, getattr(self.ctx, "action_space", None))
+            self._made = ObsPreprocessor(
+                space, getattr(self.ctx, "action_space", None), getattr(self.ctx, "marked", 0)
+            )
         return self._made
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:

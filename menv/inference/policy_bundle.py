@@ -370,13 +370,17 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     spaces = SpaceDecoder()
     observation_space = spaces.read(manifest.get("observation_space"), f"{where}, observation_space")
     action_space = spaces.read(manifest.get("action_space"), f"{where}, action_space")
-    preprocess = ObsPreprocessor(observation_space, action_space)
     head, state_sizes = (
         ActionHead.from_json(manifest["head"]),
         _state_sizes(manifest.get("state_sizes"), where),
     )
+    # Policies of groups know which members are there.
+    marked = len(head.sizes) if head.kind == "multi_q_values" else 0
+    preprocess = ObsPreprocessor(observation_space, action_space, marked)
     states = [np.zeros(size, np.float32) for size in state_sizes]
-    ctx = ConnectorContext({}, states, observation_space, action_space, is_policy_recurrent=bool(states))
+    ctx = ConnectorContext(
+        {}, states, observation_space, action_space, is_policy_recurrent=bool(states), marked=marked
+    )
     connectors = _connectors(manifest, ctx, where)
     plan = action_plan(connectors.action)
     output = ActionOutput(action_space, normalize=plan.normalize, clip=plan.clip)

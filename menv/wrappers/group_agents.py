@@ -16,7 +16,7 @@ from menv.base_env import ALL, COMMON, AgentId
 from menv.episode import MEMBER_REWARDS
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
-from menv.spaces import as_flag, as_reward, built, flat_mask, open_mask, own_copy
+from menv.spaces import GroupObs, as_flag, as_reward, built, flat_mask, open_mask, own_copy
 
 MASK_KEY = "action_mask"
 STATE_KEY = "state"
@@ -29,15 +29,22 @@ class AgentGroup:
     Attributes:
         members: Ids of the members, in the order of all tuples.
         space: The Tuple space of the observations.
+        action_space: That of the actions.
         acting: The members that act next.
         alive: Whether the group has been observed and has not ended.
         late_rewards: Members' rewards of this step after the group's end; an outer group still counts them.
     """
 
-    def __init__(self, group_id: AgentId, members: Sequence[AgentId], space: gym.spaces.Tuple[Any]) -> None:
+    def __init__(
+        self,
+        group_id: AgentId,
+        members: Sequence[AgentId],
+        space: gym.spaces.Tuple[Any],
+        action_space: gym.spaces.Tuple[Any],
+    ) -> None:
         self.group_id = group_id
         self.members = tuple(members)
-        self.space = space
+        self.space, self.action_space = space, action_space
         self.begin()
 
     def begin(self) -> None:
@@ -95,10 +102,12 @@ class AgentGroup:
         gone = len(self._ended) == len(self.members)
         # A group that ends in its first step is reported too.
         ends = (self.alive and (over or gone)) or (gone and bool(seen))
+        truncated = bool(truncateds[ALL]) and not terminateds[ALL]
+        cut = any(self._ended.get(member, truncated) for member in self.members) if ends else None
         if self.acting or (ends and seen):
-            self._add_obs(obs, out)
-        if ends:
-            self._end_group(bool(truncateds[ALL]) and not terminateds[ALL], out)
+            self._add_obs(obs, out, cut)
+        if cut is not None:
+            self._end_group(cut, out)
 
     def _update_members(
         self, seen: Sequence[AgentId], obs: AgentDict, terminateds: AgentDict, truncateds: AgentDict
@@ -165,9 +174,11 @@ class AgentGroup:
                 for member, reward in info[MEMBER_REWARDS].items():
                     self._episode_rewards[member] = self._episode_rewards.get(member, 0.0) + reward
 
-    def _add_obs(self, obs: AgentDict, out: StepDicts) -> None:
+    def _add_obs(self, obs: AgentDict, out: StepDicts, cut: bool | None) -> None:
         self.alive, self._has_ended = True, False
-        out[0][self.group_id] = tuple(self._member_obs(place, obs) for place in range(len(self.members)))
+        absent = [place for place, member in enumerate(self.members) if self._is_absent(member, obs, cut)]
+        parts = [self._member_obs(place, obs, place in absent) for place in range(len(self.members))]
+        out[0][self.group_id] = GroupObs.of(parts, absent)
         out[4][self.group_id] = self._info(list(self.acting))
         self._individual_rewards, self._individual_infos = {}, {}
 
@@ -185,27 +196,37 @@ class AgentGroup:
         self._episode_rewards, self._training_enabled = {}, {}
 
     def _end_group(self, truncated: bool, out: StepDicts) -> None:
-        truncations = [self._ended.get(member, truncated) for member in self.members]
-        out[2][self.group_id], out[3][self.group_id] = not any(truncations), any(truncations)
+        out[2][self.group_id], out[3][self.group_id] = not truncated, truncated
         self.alive, self._has_ended = False, True
         self._add_episode_rewards(out)
         # A later episode of the group does not inherit truncations.
         self._ended = dict.fromkeys(self._ended, False)
         self._individual_rewards, self._individual_infos = {}, {}
 
-    def _member_obs(self, place: int, obs: AgentDict) -> Any:
+    def _is_absent(self, member: AgentId, obs: AgentDict, cut: bool | None) -> bool:
+        """Return whether a member has not appeared or has ended.
+
+        `cut` says whether the group ends here by a truncation, None if it goes on. Members that end together with the
+        group have final observations; but values behind a truncation are of members that have not terminated.
+        """
+        if member not in self._ended:
+            return member not in self._last_obs
+        return cut is None or member not in obs or (cut and not self._ended[member])
+
+    def _member_obs(self, place: int, obs: AgentDict, absent: bool) -> Any:
         """Return a member's observation; masks of members that do not act allow an action, which is ignored."""
         member = self.members[place]
-        shown = obs[member] if member in obs else self._placeholder_obs(place, obs)
+        shown = self._placeholder_obs(place, obs, absent) if absent or member not in obs else obs[member]
         return shown if member in self.acting else with_open_mask(shown)
 
-    def _placeholder_obs(self, place: int, obs: AgentDict) -> Any:
+    def _placeholder_obs(self, place: int, obs: AgentDict, absent: bool) -> Any:
         """Return a new copy of the observation that stands for a missing one."""
         member = self.members[place]
-        if member in self._last_obs:
+        if not absent:
             shown = own_copy(self._last_obs[member])
         else:
-            shown = placeholder(self.space.spaces[place], f"group {self.group_id!r}, member {member!r}")
+            where = f"group {self.group_id!r}, member {member!r}"
+            shown = placeholder(self.space.spaces[place], where, self.action_space.spaces[place])
         if isinstance(shown, dict) and STATE_KEY in shown:
             # The global state continues after members end.
             others = [obs[other] for other in self.members if other in obs]
@@ -230,12 +251,16 @@ def with_open_mask(obs: object) -> Any:
     return obs
 
 
-def placeholder(space: gym.Space[Any], where: str) -> Any:
-    """Return the element of `space` nearest to zeros; an entry `"action_mask"` of a Dict allows everything."""
+def placeholder(space: gym.Space[Any], where: str, actions: gym.Space[Any] | None = None) -> Any:
+    """Return the element of `space` nearest to zeros.
+
+    An entry `"action_mask"` of a Dict allows the first of Discrete `actions`, and everything of others.
+    """
     spaces = gym.spaces
     if isinstance(space, spaces.Dict):
+        most = 1 if isinstance(actions, spaces.Discrete) else None
         return {
-            key: built(part, lambda _, leaf: np.ones(leaf.shape or (), leaf.dtype))
+            key: built(part, lambda _, leaf: _first_flags(leaf, most))
             if key == MASK_KEY
             else placeholder(part, f"{where}[{key!r}]")
             for key, part in space.spaces.items()
@@ -256,6 +281,12 @@ def placeholder(space: gym.Space[Any], where: str) -> Any:
     )
 
 
+def _first_flags(mask: gym.Space[Any], most: int | None) -> Any:
+    flags = np.zeros(mask.shape or (), mask.dtype)
+    flags.reshape(-1)[:most] = 1
+    return flags
+
+
 def _listed(members: Sequence[AgentId]) -> str:
     return ", ".join(map(repr, members[:8])) + (", ..." if len(members) > 8 else "")
 
@@ -268,10 +299,12 @@ class GroupAgentsWrapper(MultiAgentEnv):
 
     - The observation of a group is the tuple of its members' observations, its action a sequence of
       their actions, both in the order in which the group lists them.
-    - All living members act at the same time. A member that has not appeared yet has a placeholder observation: zeros,
-      and ones in an `"action_mask"`. A member that has ended keeps its last observation, except that an entry `"state"`
-      of a Dict, the global state, is the one of the other members, and an `"action_mask"` that allows nothing is all
-      ones. Their actions are ignored: the environment gets the actions of `infos[group]["acting"]` only.
+    - All living members act at the same time. A member that has not appeared yet or has ended is absent: it has zeros,
+      or what is nearest to zeros in its space. An `"action_mask"` allows its first Discrete action alone, and an entry
+      `"state"` of a Dict, the global state, is the one of the other members. Its actions are ignored: the environment
+      gets the actions of `infos[group]["acting"]` only. Members that end together with the group show their final
+      observations, except that a member that terminates is absent in the end of a group that is truncated.
+      QMIX and VDN also know which members are absent (`menv.algorithms.qmix.network`).
     - The reward of a group is the sum of its members' rewards at that step, rewards of ended members included.
     - A group ends with its last member, or with the episode. Members that have yet to appear keep it alive. The end is
       a truncation if any member was truncated, else a termination. A member that returns continues the group's
@@ -333,7 +366,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
             self._inner = {**env._inner, **env._groups}
         for group, members in self.groups.items():
             space: Any = self.observation_spaces[group]
-            self._groups[group] = AgentGroup(group, members, space)
+            actions: Any = self.action_spaces[group]
+            self._groups[group] = AgentGroup(group, members, space, actions)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -17,29 +17,45 @@ from tests.contract.scripted import Moment, ScriptedEnv, seen
 from tests.wrappers.groups import BOTH, DEATH, playing, steps_of
 
 
-def test_a_group_goes_on_with_the_last_observation_of_a_member_that_died() -> None:
+def test_a_member_that_died_is_all_zeros_while_its_group_goes_on() -> None:
     game = ScriptedEnv([DEATH], agents="abc")
     env = game.with_agent_groups(BOTH)
-    _, infos = env.reset()
+    obs, infos = env.reset()
     assert infos["ab"]["acting"] == ["a", "b"]
+    assert obs["ab"].absent == frozenset()
     obs, rewards, terminateds, _, infos = env.step({"ab": (0, 0)})
-    assert (steps_of(obs["ab"]), rewards, terminateds) == ([1, 1], {"ab": 1.0}, {ALL: False})
+    assert (rewards, terminateds) == ({"ab": 1.0}, {ALL: False})
     assert infos["ab"]["acting"] == ["b"]
-    obs, rewards, _, _, infos = env.step({"ab": (0, 0)})
-    # The environment's buffer of "a" has been overwritten since.
-    assert (steps_of(obs["ab"]), rewards) == ([1, 2], {"ab": 6.0})
-    assert infos["ab"]["individual_rewards"] == {"a": 2.0, "b": 4.0}
+    for step, paid in ((1, None), (2, 6.0)):
+        if paid is not None:
+            obs, rewards, _, _, infos = env.step({"ab": (0, 0)})
+            assert rewards == {"ab": paid}
+            assert infos["ab"]["individual_rewards"] == {"a": 2.0, "b": 4.0}
+        assert obs["ab"][0].tolist() == [0.0] * 6
+        assert seen(obs["ab"][1]).step == step
+        assert obs["ab"].absent == {0}
+        assert env.observation_space_contains(obs)
+        # What is written there is not shown again.
+        obs["ab"][0][:] = 9
     assert game.complaints == []
 
 
-def test_what_is_written_into_the_observation_of_a_member_that_died_is_not_shown_again() -> None:
-    env = ScriptedEnv([DEATH], agents="abc").with_agent_groups(BOTH)
+@pytest.mark.parametrize(("moment", "absent"), [
+    (Moment("", terminated="ab", final="ab"), set()),
+    (Moment("", truncated="ab", final="ab"), set()),
+    (Moment("ab", over="truncated"), set()),
+    (Moment("", terminated="a", truncated="b", final="ab"), {0}),
+    (Moment("b", terminated="a", final="a", over="truncated"), {0}),
+    (Moment("b", terminated="a", over="truncated"), {0}),
+])  # fmt: skip
+def test_values_behind_a_truncation_are_of_members_that_have_not_terminated(moment: Any, absent: Any) -> None:
+    env = playing(Moment("ab"), moment, agents="ab")
     env.reset()
-    env.step({"ab": (0, 0)})
-    for _ in range(2):
-        obs, *_ = env.step({"ab": (0, 0)})
-        assert steps_of(obs["ab"])[0] == 1
-        obs["ab"][0][:] = 9
+    obs, _, terminateds, truncateds, _ = env.step({"ab": (0, 0)})
+    assert terminateds["ab"] or truncateds["ab"]
+    assert obs["ab"].absent == absent
+    for place in range(2):
+        assert (place in absent) == (obs["ab"][place].tolist() == [0.0] * 6)
 
 
 def test_a_group_ends_with_its_last_member_and_is_truncated_if_one_member_was() -> None:
@@ -48,7 +64,8 @@ def test_a_group_ends_with_its_last_member_and_is_truncated_if_one_member_was() 
     env.step({"ab": (0, 0)})
     env.step({"ab": (0, 0)})
     obs, rewards, terminateds, truncateds, infos = env.step({"ab": (0, 0)})
-    assert steps_of(obs["ab"]) == [1, 3]
+    assert obs["ab"][0].tolist() == [0.0] * 6
+    assert seen(obs["ab"][1]).step == 3
     assert rewards == {"ab": 8.0}
     assert (terminateds["ab"], truncateds["ab"], truncateds[ALL]) == (False, True, False)
     assert infos["ab"]["individual_rewards"] == {"b": 8.0}
@@ -122,8 +139,8 @@ def test_the_state_of_the_whole_goes_on_in_the_place_of_members_that_are_not_the
 
     obs, _ = env.reset()
     assert told(obs) == [[1, 1, 0], [1, 1, 1]]
-    assert told(env.step({"all": (0, 0, 0)})[0]) == [[1, 2, 0], [2, 2, 2]]
-    assert told(env.step({"all": (0, 0, 0)})[0]) == [[1, 3, 3], [3, 3, 3]]
+    assert told(env.step({"all": (0, 0, 0)})[0]) == [[0, 2, 0], [2, 2, 2]]
+    assert told(env.step({"all": (0, 0, 0)})[0]) == [[0, 3, 3], [3, 3, 3]]
     # What was shown before has not changed since.
     assert told(obs) == [[1, 1, 0], [1, 1, 1]]
 
@@ -141,7 +158,7 @@ def test_a_group_in_a_group_pauses_while_its_members_have_ended_or_are_yet_to_ap
         env.step({"all": answers})
 
 
-def test_the_blank_of_a_nested_space_is_one_of_its_elements_and_masks_nothing() -> None:
+def test_the_blank_of_a_nested_space_is_one_of_its_elements_and_allows_one_action() -> None:
     space = gym.spaces.Dict({
         "action_mask": gym.spaces.Box(0, 1, (3,), np.int8),
         "observation": gym.spaces.Tuple([gym.spaces.Discrete(3, start=2), gym.spaces.Box(1.0, 2.0, (2,))]),
@@ -151,7 +168,7 @@ def test_the_blank_of_a_nested_space_is_one_of_its_elements_and_masks_nothing() 
     game.observation_space = space
     obs, _ = game.with_agent_groups(BOTH).reset()
     assert space.contains(obs["ab"][1])
-    assert obs["ab"][1]["action_mask"].tolist() == [1, 1, 1]
+    assert obs["ab"][1]["action_mask"].tolist() == [1, 0, 0]
     assert obs["ab"][1]["observation"][1].tolist() == [1.0, 1.0]
 
 
@@ -178,7 +195,7 @@ def test_a_member_that_returns_after_the_end_of_the_group_begins_a_new_life_of_i
     obs, rewards, terminateds, truncateds, _ = env.step({"c": 0})
     assert ("ab" in obs, rewards, terminateds, truncateds) == (False, {"ab": 2.0}, {ALL: False}, {ALL: False})
     obs, _, _, _, infos = env.step({"c": 0})
-    assert steps_of(obs["ab"]) == [3, 1]
+    assert (seen(obs["ab"][0]).step, obs["ab"].absent) == (3, {1})
     # What was paid between the two lives belongs to neither.
     assert infos["ab"]["individual_rewards"] == {"a": 4.0}
     _, _, terminateds, truncateds, _ = env.step({"ab": (0, 0), "c": 0})

@@ -153,7 +153,7 @@ class GroupGraphs:
 
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
         assert not stacked, "groups have no stacked graphs"
-        graph = StockGraph(self.spec.member)
+        graph = _MemberGraph(self.spec.member)
         graph.given("obs", TensorProto.FLOAT, ["R", self.spec.obs_size])
         graph.reads = self._member_rows(graph)
         if kind == "values":
@@ -165,13 +165,35 @@ class GroupGraphs:
             add_policy(graph, self.spec.head, kind, masked)
         return graph.serialised(kind, self.defaults)
 
-    def _member_rows(self, graph: ActingGraph) -> str:
+    def _member_rows(self, graph: _MemberGraph) -> str:
         """Return the inputs of all members, [R * C, member.obs_size]."""
-        row = "obs"
+        row = self._without_absent(graph) if self.spec.marked else "obs"
         for number in (0.0, 1.0):
             row = graph.add("Pad", row, graph.constant([0, 0, 0, 1]), graph.constant(number, np.float32))
         row = graph.add("Gather", row, graph.constant(self.spec.inputs), axis=1)
         return graph.add("Reshape", row, graph.constant([-1, self.spec.member.obs_size]))
+
+    def _without_absent(self, graph: _MemberGraph) -> str:
+        """Return the rows with zeros for absent members, marks turned into flags."""
+        first, last = self.spec.obs_size - self.spec.marks, self.spec.obs_size
+        seen = graph.add("Gather", "obs", graph.constant(range(first)), axis=1)
+        marks = graph.add("Gather", "obs", graph.constant(range(first, last)), axis=1)
+        there = graph.add("GreaterOrEqual", marks, graph.constant(0.0, np.float32))
+        there = graph.add("Cast", there, to=TensorProto.FLOAT)
+        kept = graph.add("Pad", there, graph.constant([0, 0, 0, 1]), graph.constant(1.0, np.float32))
+        kept = graph.add("Gather", kept, graph.constant(self.spec.owners), axis=1)
+        graph.there = graph.add("Reshape", there, graph.constant([-1, 1]))
+        return graph.add("Concat", graph.add("Mul", seen, kept), there, axis=1)
+
+
+class _MemberGraph(StockGraph):
+    """The graph of the network that members share; `there` [R * C, 1] is 0 for absent ones, whose outputs are 0."""
+
+    there = ""
+
+    def policy_outputs(self) -> str:
+        outputs = super().policy_outputs()
+        return self.add("Mul", outputs, self.there) if self.there else outputs
 
 
 def add_policy(graph: ActingGraph, head: ActionHead, kind: GraphKind, masked: bool) -> None:

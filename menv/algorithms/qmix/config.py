@@ -20,6 +20,8 @@ class QMIXConfig(OffPolicyConfig):
     """Settings of QMIX: the settings of DQN, per timestep of the whole group, and the mixing of Q-values."""
 
     _where: ClassVar[str] = "QMIX"
+    # Rows mark which members of a group are there.
+    _marks_members: ClassVar[bool] = True
 
     mixer: Mixer = "qmix"
     """How the group's Q-value is computed from the members' Q-values: "qmix" by a network that is monotonic in each of

@@ -11,6 +11,7 @@ from torch.nn.functional import elu
 from menv.algorithms.dqn.learner import DQNLearner, DQNTerms, best_value, td_loss
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.qmix.network import GroupSpec
+from menv.algorithms.torch_distributions import masked
 
 
 class QMIXLearner(DQNLearner):
@@ -31,7 +32,8 @@ class QMIXLearner(DQNLearner):
         if values.ndim == 1:
             gaps = None if gaps is None else gaps.sum(-1)
             return td_loss(values, targets, weights, self._knee(), gaps)
-        # Without a mixer every member has a separate error.
+        # Without a mixer every member that is there has a separate error.
+        targets = targets * self._network.there(rows["obs"])
         each = None if weights is None else weights[:, None]
         terms = td_loss(values, targets, each, self._knee(), gaps)
         return terms._replace(td_errors=terms.td_errors.abs().mean(-1))
@@ -64,7 +66,9 @@ class TorchGroup:
         self._width = spec.member.obs_size
         device = next(iter(params.values())).device
         self._inputs = torch.tensor(spec.inputs, device=device)
-        self._state = torch.tensor(spec.layout.state, device=device)
+        self._state = torch.tensor(spec.state, device=device)
+        self._owners = torch.tensor(spec.owners, device=device)
+        self._marks = spec.marks
         self._zero_one = torch.tensor([[0.0, 1.0]], device=device, dtype=torch.float32)
         self._layers = [
             (params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]) for layer in spec.mixing_layers()
@@ -72,10 +76,25 @@ class TorchGroup:
 
     def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
         """Return masked Q-values of all members [N, C * n] from obs [N, F] and mask [N, C * n]."""
-        row = torch.cat((obs, self._zero_one.expand(len(obs), 2)), 1).index_select(1, self._inputs)
-        seen = row.reshape(-1, self._width)
-        allowed = None if mask is None else mask.reshape(-1, self._choices)
-        return self._member.dist_inputs(seen, allowed).reshape(-1, self._members * self._choices)
+        rows = self._rows(obs)
+        row = torch.cat((rows, self._zero_one.expand(len(obs), 2)), 1).index_select(1, self._inputs)
+        q_values = self._member.dist_inputs(row.reshape(-1, self._width), None)
+        if self._marks:
+            q_values = q_values * rows[:, -self._marks :].reshape(-1, 1)
+        return masked(q_values.reshape(-1, self._members * self._choices), mask)
+
+    def there(self, obs: Tensor) -> Tensor:
+        """Return [N, C] 1 for each member that is there, 0 for absent ones; [1, 1] a 1 if none is marked."""
+        marks = obs[:, obs.shape[1] - self._marks :]
+        return (marks >= 0.0).to(torch.float32) if self._marks else self._zero_one[:, 1:]
+
+    def _rows(self, obs: Tensor) -> Tensor:
+        """Return obs [N, F] with zeros for absent members, marks turned into flags."""
+        if not self._marks:
+            return obs
+        there = self.there(obs)
+        kept = torch.cat((there, self._zero_one[:, 1:].expand(len(obs), 1)), 1).index_select(1, self._owners)
+        return torch.cat((obs[:, : -self._marks] * kept, there), 1)
 
     def by_member(self, obs: Tensor, mask: Tensor | None) -> Tensor:
         """Return `dist_inputs` as [N, C, n]."""
@@ -98,7 +117,7 @@ class TorchGroup:
             return q_values
         if self._mixer == "vdn":
             return q_values.sum(-1)
-        state = obs.index_select(1, self._state)
+        state = self._rows(obs).index_select(1, self._state)
         state = state / (1.0 + state.square().mean(-1, keepdim=True)).sqrt()
         weight, bias, out_weight, out_bias = (_affine(layer, state) for layer in self._layers[:4])
         weight = weight.abs().reshape(-1, self._members, self._embed_dim)

@@ -2,7 +2,9 @@
 
 The shared network alone acts; the mixing network is used only for learning (Rashid et al. 2018, "QMIX: monotonic value
 function factorisation", section 4). `GroupSpec` describes it without torch and onnx; `GroupGraphs` builds
-its acting graphs, `TorchGroup` is its torch form.
+its acting graphs, `TorchGroup` is its torch form. A member that is absent, which the last columns of a row say, is all
+zeros to both networks, its index included; its Q-values are 0, as if it had one action; and the state has a flag for
+each member.
 """
 
 from __future__ import annotations
@@ -109,8 +111,10 @@ _UNSIGNED = ("mixer.hidden_weight", "mixer.out_weight")
 class GroupSpec(NetworkSpec):
     """The shared Q-network of a group's members and the mixing network.
 
-    `obs_size` is F, the size of the group's flat observation. The mixer "qmix" uses non-negative weights that depend on
-    the global state, "vdn" adds the Q-values (Sunehag et al. 2018), and None keeps the members independent.
+    `obs_size` is F, the size of the group's flat observation; with `marked`, its last C columns are at least 0 for each
+    member that is there and below 0 for others, also after an observation filter. The mixer "qmix" uses non-negative
+    weights that depend on the global state, "vdn" adds the Q-values (Sunehag et al. 2018), and None keeps the members
+    independent.
     """
 
     obs_size: int
@@ -120,6 +124,23 @@ class GroupSpec(NetworkSpec):
     dueling: bool = False
     mixer: Mixer = "qmix"
     embed_dim: int = 32
+    marked: bool = False
+
+    @property
+    def marks(self) -> int:
+        """Number of columns that mark members."""
+        return len(self.layout.members) * self.marked
+
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """The member that each column before the marks belongs to; C for those of nobody, such as the global state."""
+        of = {column: place for place, own in enumerate(self.layout.members) for column in own}
+        return tuple(of.get(column, len(self.layout.members)) for column in range(self.obs_size - self.marks))
+
+    @cached_property
+    def state(self) -> tuple[int, ...]:
+        """The columns of the global state, followed by the flags of the members."""
+        return self.layout.state + tuple(range(self.obs_size - self.marks, self.obs_size))
 
     @cached_property
     def member(self) -> StockSpec:
@@ -136,11 +157,12 @@ class GroupSpec(NetworkSpec):
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """[C * member.obs_size] columns of the members' inputs in a row that is followed by a 0 and a 1."""
-        zero, one, places = self.obs_size, self.obs_size + 1, range(len(self.layout.members))
+        zero, places = self.obs_size, range(len(self.layout.members))
+        ones = [self.obs_size - self.marks + place if self.marked else zero + 1 for place in places]
         return tuple(
             column
             for place, own in enumerate(self.layout.members)
-            for column in (*own, *(one if other == place else zero for other in places))
+            for column in (*own, *(ones[place] if other == place else zero for other in places))
         )
 
     @property
@@ -154,7 +176,7 @@ class GroupSpec(NetworkSpec):
         """
         if self.mixer != "qmix":
             return ()
-        state, width, members = len(self.layout.state), self.embed_dim, len(self.layout.members)
+        state, width, members = len(self.state), self.embed_dim, len(self.layout.members)
         return (
             Layer("mixer.hidden_weight", state, members * width, gain=1.0),
             Layer("mixer.hidden_bias", state, width, gain=1.0),

@@ -39,7 +39,7 @@ class QMIXRecipe(OffPolicyRecipe):
                 )
         return GroupSpec(
             obs_size, layout, tuple(model.fcnet_hiddens), model.fcnet_activation or "relu",
-            dueling=config.dueling, mixer=config.mixer, embed_dim=config.mixing_embed_dim,
+            dueling=config.dueling, mixer=config.mixer, embed_dim=config.mixing_embed_dim, marked=True,
         )  # fmt: skip
 
     def make_learner(self, network: NetworkSpec, weights: Weights, config: QMIXConfig, seed: int) -> Learner:

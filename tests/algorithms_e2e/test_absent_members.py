@@ -1,0 +1,197 @@
+"""QMIX and VDN with members that leave before their group ends: what the networks see of them, and what is learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from menv import Policy, PolicySpec
+from menv.algorithms import PPO, QMIX
+from menv.algorithms.networks.stock_graphs import GroupGraphs
+from menv.algorithms.qmix.learner import TorchGroup
+from menv.algorithms.qmix.network import GroupSpec, group_layout
+from menv.algorithms.torch_backend import TorchBackend, check_against
+from menv.base_env import ALL
+from menv.inference.onnx_backend import OnnxBackend
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from tests.inference.lively import lively_weights
+
+STEPS = 12
+
+
+class Guards(MultiAgentEnv):
+    """Two guards of a treasure: "a" may take 1.0 once and is gone; the team gets 0.5 a step while "a" stands.
+
+    To stay always is worth 6.0, to take it at the last step 6.5, to take it at once 1.0.
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.masked = bool((config or {}).get("masked"))
+        seen: gym.Space[Any] = gym.spaces.Discrete(STEPS + 1)
+        if self.masked:
+            seen = gym.spaces.Dict({"obs": seen, "action_mask": gym.spaces.MultiBinary(2)})
+        self.observation_space = seen
+        self.action_space = gym.spaces.Discrete(2)
+
+    def seen(self) -> Any:
+        return {"obs": self.at, "action_mask": np.ones(2, np.int8)} if self.masked else self.at
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
+        self.at, self.stands = 0, True
+        return dict.fromkeys(self.possible_agents, self.seen()), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        obs, rewards = {"b": self.seen()}, {"b": 0.0}
+        terminateds = {ALL: self.at == STEPS}
+        if self.stands:
+            obs["a"] = self.seen()
+            if action_dict["a"] == 1:
+                self.stands, rewards["a"], terminateds["a"] = False, 1.0, True
+        rewards["b"] += 0.5 * self.stands
+        return obs, rewards, terminateds, {ALL: False}, {}
+
+
+def guards(context: Any) -> Any:
+    return Guards(context).with_agent_groups({"team": ["a", "b"]})
+
+
+def choices(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the two one-hot parts of rows: [N, 2, STEPS + 1]."""
+    return obs[:, : 2 * (STEPS + 1)].reshape(len(obs), 2, STEPS + 1)
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "here": {},
+    "rollout worker": {"num_workers": 1},
+    "remote environments": {"remote_worker_envs": True},
+    "masks": {"env_config": {"masked": True}},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_say_which_members_are_there_wherever_they_come_from(place: str) -> None:
+    config = {"num_envs_per_worker": 2, "rollout_fragment_length": 60, "seed": 0, **PLACES[place]}
+    with QMIX(env=guards, config=config) as algo:
+        batch = algo.sample()["default_policy"]
+    marks = batch["obs"][:, -2:]
+    # A guard that takes its coin by chance of a half is gone soon; "b" always stands.
+    assert set(np.unique(marks[:, 0])) == {-1.0, 1.0}
+    assert (marks[:, 1] == 1.0).all()
+    first = batch["t"] == 0
+    assert (marks[first] == 1.0).all()
+    if place == "masks":
+        gone = marks[:, 0] < 0.0
+        assert (batch["action_mask"][gone][:, :2] == [True, False]).all()
+        assert (batch["actions"][gone, 0] == 0).all()
+        assert batch["action_mask"][~gone].all()
+
+
+def spec_of_guards(mixer: Any = "qmix", **settings: Any) -> GroupSpec:
+    env = guards({})
+    layout = group_layout(env.observation_spaces["team"], env.action_spaces["team"])
+    return GroupSpec(2 * (STEPS + 1) + 2, layout, (16,), mixer=mixer, embed_dim=4, marked=True, **settings)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_an_absent_member_is_worth_nothing_whatever_its_columns_hold(dueling: bool) -> None:
+    spec = spec_of_guards(dueling=dueling)
+    weights = lively_weights(spec)
+    network = TorchGroup(spec, {name: torch.from_numpy(value) for name, value in weights.items()})
+    rng = np.random.default_rng(0)
+    obs = rng.standard_normal((64, spec.obs_size)).astype(np.float32)
+    obs[:, -2:] = [-1.0, 1.0]
+    other = obs.copy()
+    other[:, : STEPS + 1] = 7.0
+    both = [network.by_member(torch.from_numpy(rows), None) for rows in (obs, other)]
+    assert (both[0][:, 0] == 0.0).all()
+    assert (both[0][:, 1] != 0.0).all()
+    assert torch.equal(*both)
+    # The mixing network sees zeros of it, and that it is not there.
+    taken = both[0][..., 0]
+    mixed = [network.mixed(taken, torch.from_numpy(rows)) for rows in (obs, other)]
+    assert torch.equal(*mixed)
+    blank = obs.copy()
+    blank[:, : STEPS + 1], blank[:, -2] = 0.0, 1.0
+    assert not torch.equal(mixed[0], network.mixed(taken, torch.from_numpy(blank)))
+    # As after a filter that has subtracted the mean and divided by the deviation.
+    filtered = obs.copy()
+    filtered[:, -2:] = [-3.0, 0.0]
+    assert torch.equal(both[0], network.by_member(torch.from_numpy(filtered), None))
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_the_acting_graph_sees_absent_members_as_torch_does(dueling: bool) -> None:
+    spec = spec_of_guards(dueling=dueling)
+    weights = lively_weights(spec)
+    acting = OnnxBackend(GroupGraphs(spec), spec.head, [weights])
+    reference = TorchBackend(spec.torch_network, spec.head, [weights])
+    # Half of the random marks are below 0.
+    check_against(acting, reference, np.random.default_rng(1))
+
+
+def test_without_a_mixer_absent_members_have_no_error() -> None:
+    config = {"mixer": None, "num_envs_per_worker": 4, "seed": 0, "observation_filter": "MeanStdFilter"}
+    with QMIX(env=guards, config={**config, "num_steps_sampled_before_learning_starts": 100}) as algo:
+        for _ in range(2):
+            stats = algo.train()["info"]["default_policy"]
+    assert np.isfinite(stats["mean_td_error"])
+
+
+def test_a_policy_on_disk_knows_of_absent_members(tmp_path: Path) -> None:
+    env = guards({})
+    env.reset(seed=0)
+    obs = env.step({"team": (1, 0)})[0]["team"]
+    assert obs.absent == {0}
+    with QMIX(env=guards, config={"seed": 0}) as algo:
+        policy = algo.get_policy()
+        policy.export_checkpoint(tmp_path / "policy")
+        wanted = np.array(policy.act(obs)).tolist()
+    again: Any = Policy.from_checkpoint(tmp_path / "policy")
+    assert np.array(again.act(obs)).tolist() == wanted
+    assert wanted[0] == 0
+
+
+def test_a_central_critic_sees_a_group_that_qmix_trains() -> None:
+    class Watched(Guards):
+        """A third agent looks on."""
+
+        def __init__(self, config: Any = None) -> None:
+            super().__init__(config)
+            self.possible_agents = ["a", "b", "c"]
+
+        def step(self, action_dict: AgentDict) -> StepDicts:
+            obs, rewards, terminateds, truncateds, infos = super().step(action_dict)
+            return {**obs, "c": self.at}, {**rewards, "c": 1.0}, terminateds, truncateds, infos
+
+    multiagent = {
+        "policies": {"c": PolicySpec(), "team": PolicySpec(algorithm="QMIX")},
+        "policy_mapping_fn": lambda agent_id, *args, **kwargs: agent_id,
+    }
+    config = {"critic_obs": "all_agents", "multiagent": multiagent, "train_batch_size": 200, "seed": 0}
+    with PPO(env=lambda c: Watched(c).with_agent_groups({"team": ["a", "b"]}), config=config) as algo:
+        assert np.isfinite(algo.train()["info"]["c"]["vf_loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("mixer", "masked"), [("vdn", False), ("qmix", False), ("qmix", True)])
+def test_a_guard_whose_team_is_paid_while_it_stands_stays(mixer: str, masked: bool, seed: int) -> None:
+    config = {
+        "mixer": mixer, "seed": seed, "num_envs_per_worker": 4, "evaluation_duration": 5,
+        "exploration_config": {"epsilon_timesteps": 6000}, "evaluation_config": {"explore": False},
+        "env_config": {"masked": masked},
+    }  # fmt: skip
+    with QMIX(env=guards, config=config) as algo:
+        steps = 0
+        while steps < 12_000:
+            steps = algo.train()["timesteps_total"]
+        assert algo.evaluate()["evaluation"]["episode_reward_mean"] >= 6.0
