@@ -559,6 +559,7 @@ class Algorithm:
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
         """Copy weights in, by policy id; learners continue from them. If one policy refuses its weights, none change.
 
+        Connectors stay, statistics of filters included: `add_policy(policy=...)` copies both.
         Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
         are given, the last one's hold.
         """

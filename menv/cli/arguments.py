@@ -204,7 +204,7 @@ def print_text(text: str, program: str, end: str = "\n") -> None:
 
 
 def flush(program: str) -> None:
-    """Write what stdout holds back, such as help, all the way; end as `tell` does where it cannot be written."""
+    """Write what stdout holds back, such as help, all the way; end as `print_text` does where it cannot be written."""
     _write_or_exit("", program)
 
 

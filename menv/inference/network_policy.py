@@ -485,7 +485,8 @@ class NetworkPolicy(Policy):
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Copy weights in; names and shapes must be those of `get_weights`. Training continues from them.
 
-        With Box actions call it between two fragments, such as in `on_train_result`; see `DefaultCallbacks`.
+        Connectors stay. With Box actions call it between two fragments, such as in `on_train_result`; see
+        `DefaultCallbacks`.
 
         Raises:
             ConfigError: They are others, or one of their numbers is NaN or infinite as float32.

@@ -26,7 +26,7 @@ from menv.inference.connector_path import Seats
 from menv.policy import Policy, RowDraws, parts_given
 from menv.policy_spec import PolicySpec
 from menv.sampling.policy_group import ActingStrategy, Answers, Connected, PendingRows, is_retired
-from menv.sampling.rollout_buffer import Prepared, RolloutBuffer
+from menv.sampling.rollout_buffer import INTERNAL, Prepared, RolloutBuffer
 from menv.sampling.trajectories import TrajectoryTable
 from menv.spaces import OutsideSpaceError, stack, why_outside
 
@@ -39,7 +39,7 @@ _GIVEN = dict.fromkeys(
 _OF_EVERY_BATCH = {
     "obs", "new_obs", "actions", "prev_actions", "rewards", "prev_rewards", "terminateds", "truncateds", "dones",
     "infos", "action_mask", "t", "env_t", "next_env_t", "eps_id", "agent_index", "env_id", "unroll_id", "seq_lens",
-    "seq_mask", "off_policy", "weights_seq_no", "slots", "income", "answered",
+    "seq_mask", "off_policy", "weights_seq_no",
 }  # fmt: skip
 """Reserved columns, which no fetch may replace."""
 
@@ -78,7 +78,8 @@ def _output_columns(output: CustomOutput, policy_id: str) -> dict[str, Column]:
             column = np.asarray(values)
         except ValueError:
             column = np.zeros(())
-        if name in _OF_EVERY_BATCH or column.shape[:1] != (len(actions),):
+        taken = name in _OF_EVERY_BATCH or str(name).startswith((INTERNAL, "state_in_", "state_out_"))
+        if taken or column.shape[:1] != (len(actions),):
             raise ContractError(
                 f"policy {policy_id!r}: fetch {name!r} of compute_actions has shape {column.shape}, expected a "
                 f"first axis of {len(actions)}, one value for each observation, and a name that no column of "

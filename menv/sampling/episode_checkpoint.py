@@ -22,6 +22,7 @@ from menv.policy_map import PolicyMap
 from menv.sample_batch import SampleBatch
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.rollout_buffer import ANSWERED
 from menv.sampling.rollout_loop import RolloutLoop
 from menv.sampling.trajectories import TrajectoryTable
 from menv.serialization import is_plain
@@ -194,7 +195,7 @@ def _last_actions(parts: Sequence[Tree]) -> dict[int, Any]:
     """Return the actions whose next observation is still missing, by the agent's number in the episode."""
     last: dict[int, Any] = {}
     for part in parts:
-        for place in np.flatnonzero(part["columns"]["answered"]).tolist():
+        for place in np.flatnonzero(part["columns"].get(ANSWERED, ())).tolist():
             last[int(part["agent_index"][place])] = part["columns"]["actions"][place : place + 1]
     return last
 

@@ -32,11 +32,14 @@ _FIRST_ROWS = 256
 _RELEASED = ("obs", "actions", "action_mask", "action_dist_inputs")
 _NO_STARTS: tuple[Sequence[Any], ...] = ((),) * len(TrajectoryStart._fields)
 _ENV_T = SampleBatch.ENV_T
-_STATE = "state"
 TRAINING_ENABLED = "training_enabled"
 """The entry of an info dict that says whether policies may learn from the agent's trajectory."""
-INCOMING_REWARD = "income"
-"""Column: the reward that arrived with a row, earned by the previous action. The name is a key of checkpoints."""
+INTERNAL = "menv."
+"""Begins the names of columns that no batch has, so that fetches of custom policies may have any other name. The names
+are keys of checkpoints."""
+INCOMING_REWARD, ANSWERED = INTERNAL + "income", INTERNAL + "answered"
+"""Columns: the reward that arrived with a row, earned by the previous action; whether the row has an action."""
+_SLOTS, _STATE = INTERNAL + "slots", INTERNAL + "state"
 _ABSENT = {"f": np.nan, "c": np.nan, "i": -1, "u": 0, "b": False, "O": None}
 """The values of other rows in optional columns, by kind of dtype."""
 
@@ -74,9 +77,9 @@ class RolloutBuffer:
         self._columns: dict[str, Column] = {
             "obs": np.empty((_FIRST_ROWS, obs_size), obs_dtype),
             "actions": np.zeros((_FIRST_ROWS, *action_shape), action_dtype),
-            "slots": np.empty(_FIRST_ROWS, np.int64),
+            _SLOTS: np.empty(_FIRST_ROWS, np.int64),
             INCOMING_REWARD: np.empty(_FIRST_ROWS, np.float64),
-            "answered": np.zeros(_FIRST_ROWS, np.bool_),
+            ANSWERED: np.zeros(_FIRST_ROWS, np.bool_),
         }
         if mask_width:
             self._columns["action_mask"] = np.empty((_FIRST_ROWS, mask_width), np.bool_)
@@ -152,11 +155,11 @@ class RolloutBuffer:
         start = self._n
         stop = start + len(slots)
         columns = self._columns
-        if stop > len(columns["slots"]):
+        if stop > len(columns[_SLOTS]):
             self._grow(stop)
         rows = slice(start, stop)
         columns["obs"][rows] = obs
-        columns["slots"][rows] = slots
+        columns[_SLOTS][rows] = slots
         columns[INCOMING_REWARD][rows] = rewards
         if mask is not None:
             columns["action_mask"][rows] = mask
@@ -180,7 +183,7 @@ class RolloutBuffer:
         if dist_inputs is not None:
             self._columns["action_dist_inputs"][rows] = dist_inputs
         self._columns["actions"][rows] = actions
-        self._columns["answered"][rows] = True
+        self._columns[ANSWERED][rows] = True
 
     def end(self, end: End) -> None:
         """End the trajectory that has the slot of `end`."""
@@ -219,7 +222,7 @@ class RolloutBuffer:
         """Write `values` [R, ...], or one for all, into an optional column."""
         kind, have = np.asarray(values), self._columns.get(name)
         if have is None:
-            room = (len(self._columns["slots"]), *kind.shape[1:])
+            room = (len(self._columns[_SLOTS]), *kind.shape[1:])
             self._marks[name] = _ABSENT[kind.dtype.kind]
             self._columns[name] = np.full(room, self._marks[name], kind.dtype)
             self._released = (*self._released, name)
@@ -249,7 +252,7 @@ class RolloutBuffer:
     def set_env_t(self, rows: Rows, env_steps: Column) -> None:
         """Store the env steps [R] of the sub-environments of rows; call it for all rows or none."""
         if _ENV_T not in self._columns:
-            self._columns[_ENV_T] = np.zeros(len(self._columns["slots"]), np.int64)
+            self._columns[_ENV_T] = np.zeros(len(self._columns[_SLOTS]), np.int64)
         self._columns[_ENV_T][rows] = env_steps
 
     def set_end_env_t(self, env_steps: int) -> None:
@@ -328,12 +331,12 @@ class RolloutBuffer:
         """Return the actions [n, ...] of an episode's answered rows, in order, by the agent's number in it."""
         split, owners, found = self._split(), self._trajectories(), dict[int, list[int]]()
         # An agent that has just joined may have no row yet.
-        slots = self._columns["slots"][split.order[split.starts]]
+        slots = self._columns[_SLOTS][split.order[split.starts]]
         known = len(slots) == len(owners.slot) and (slots == owners.slot).all()
         for segment in np.flatnonzero(owners.eps_id == episode_id).tolist() if known else ():
             start = split.starts[segment] + (owners.released[segment] < 0)
             rows = split.order[start : split.starts[segment] + split.lengths[segment]]
-            answered = rows[self._columns["answered"][rows]].tolist()
+            answered = rows[self._columns[ANSWERED][rows]].tolist()
             found.setdefault(int(owners.agent_index[segment]), []).extend(answered)
         return {number: self._columns["actions"][np.sort(rows)] for number, rows in found.items()}
 
@@ -353,7 +356,7 @@ class RolloutBuffer:
 
     def held(self) -> tuple[Trajectories, dict[str, Column]]:
         """Return the trajectories that continue after `close`, and the columns of the one row that each has."""
-        rank = np.argsort(np.argsort(self._columns["slots"][: self._n], kind="stable"))
+        rank = np.argsort(np.argsort(self._columns[_SLOTS][: self._n], kind="stable"))
         living = self._living.take(rank)
         columns = {name: column[: self._n] for name, column in self._columns.items()}
         if self._state_parts:
@@ -371,8 +374,8 @@ class RolloutBuffer:
         """Continue S trajectories of another buffer, with the columns [S, ...] from `held`."""
         start, stop = self._n, self._n + len(living.slot)
         if _ENV_T in columns:
-            self._columns.setdefault(_ENV_T, np.zeros(len(self._columns["slots"]), np.int64))
-        if stop > len(self._columns["slots"]):
+            self._columns.setdefault(_ENV_T, np.zeros(len(self._columns[_SLOTS]), np.int64))
+        if stop > len(self._columns[_SLOTS]):
             self._grow(stop)
         own = dict(columns)
         if self._state_parts:
@@ -394,9 +397,7 @@ class RolloutBuffer:
 
     def _split(self) -> TrajectorySplit:
         end_slots, end_rows = np.array(self._ends.slots, np.int64), np.array(self._ends.rows, np.int64)
-        return split_trajectories(
-            self._columns["slots"][: self._n], end_slots, end_rows, self._ends.withdrawn
-        )
+        return split_trajectories(self._columns[_SLOTS][: self._n], end_slots, end_rows, self._ends.withdrawn)
 
     def _trajectories(self) -> Trajectories:
         """Return all trajectories that have rows here, in the order of the split."""
@@ -406,7 +407,7 @@ class RolloutBuffer:
         return self._living.and_then(Trajectories.begun(starts, self._columns["actions"]))
 
     def _check_answered(self, split: TrajectorySplit, owners: Trajectories) -> None:
-        unanswered = ~self._columns["answered"][split.order[split.last]] & ~split.incomplete
+        unanswered = ~self._columns[ANSWERED][split.order[split.last]] & ~split.incomplete
         if unanswered.any():
             index = int(np.argmax(unanswered))
             raise ContractError(
@@ -415,7 +416,7 @@ class RolloutBuffer:
             )
 
     def _grow(self, rows: int) -> None:
-        capacity = max(rows, 2 * len(self._columns["slots"]))
+        capacity = max(rows, 2 * len(self._columns[_SLOTS]))
         for name, column in self._columns.items():
             bigger = np.zeros((capacity, *column.shape[1:]), column.dtype)
             bigger[: self._n] = column[: self._n]
@@ -495,12 +496,12 @@ class RolloutBuffer:
         living.prev_reward[more] = rewards[before]
         # The reward that arrived with a later row was credited to the row before it.
         self._columns[INCOMING_REWARD][kept[living.released != 0]] = 0.0
-        answered = self._columns["answered"][kept]
+        answered = self._columns[ANSWERED][kept]
         self._open_before = np.sort(kept[~answered])
         rows = np.concatenate((np.sort(kept[answered]), self._open_before))
         for column in self._columns.values():
             column[: len(rows)] = column[rows]
-        self._columns["answered"][len(rows) :] = False
+        self._columns[ANSWERED][len(rows) :] = False
         self._n = len(rows)
         self.carried = int(answered.sum())
         self._living = living

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -166,6 +168,27 @@ def test_a_policy_that_is_not_trained_keeps_its_statistics() -> None:
             True,
             0,
         )
+
+
+def test_a_snapshot_made_as_the_page_says_filters_and_acts_as_its_learner() -> None:
+    page = (Path(__file__).parents[2] / "docs/how_to/several_algorithms.md").read_text("utf-8")
+    (recipe,) = re.findall(r"^\| a snapshot of a learner \| `(.*?)`", page, re.MULTILINE)
+    multi = {"policies": ["main"], "policy_mapping_fn": lambda agent_id, episode, worker, **kw: "main"}
+    settings = {**SMALL, "observation_filter": "MeanStdFilter", "multiagent": multi}
+    with PPO(env=Counts, config=settings) as algo:
+        algo.train()
+        exec(recipe.replace("policy_mapping_fn=...", "policy_mapping_fn=None"), {"algo": algo})
+        assert filter_of(algo, "past").to_state() == filter_of(algo, "main").to_state()
+        row = np.array([7, 107], np.float32)
+        given = [algo.get_policy(name).compute_actions([row], explore=False)[2] for name in ("main", "past")]
+        assert given[0]
+        for name, values in given[0].items():
+            np.testing.assert_array_equal(values, given[1][name])
+        # Weights alone leave the statistics.
+        algo.train()
+        kept = filter_of(algo, "past").to_state()
+        algo.set_weights({"past": algo.get_weights(["main"])["main"]})
+        assert filter_of(algo, "past").to_state() == kept != filter_of(algo, "main").to_state()
 
 
 def test_policies_that_act_together_have_statistics_of_their_own() -> None:

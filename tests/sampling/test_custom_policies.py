@@ -395,7 +395,14 @@ class Fetching(Diary):
         values = [float(obs[0]) for obs in obs_batch]
         # Integers in the first call, in which all steps are 0.
         shares = [step / 4 if step % 4 else step // 4 for step in (states[0] - 1).tolist()]
-        return actions, states, {"vf_preds": values, "thoughts": thoughts, "shares": shares}
+        # Names such as a user would choose, and that menv may not need for itself.
+        own = {
+            "income": values,
+            "answered": [obs[0] > 1 for obs in obs_batch],
+            "slots": values,
+            "state": thoughts,
+        }
+        return actions, states, {"vf_preds": values, "thoughts": thoughts, "shares": shares, **own}
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -408,6 +415,9 @@ def test_states_and_fetches_are_columns_of_the_batch(workers: int) -> None:
         assert own["vf_preds"].tolist() == own["obs"][:, 0].tolist()
         assert own["thoughts"].tolist() == own["obs"][:, :2].tolist()
         assert own["shares"].tolist() == (own["t"] / 4).tolist()
+        assert own["income"].tolist() == own["slots"].tolist() == own["obs"][:, 0].tolist()
+        assert own["answered"].tolist() == (own["obs"][:, 0] > 1).tolist()
+        assert own["state"].tolist() == own["obs"][:, :2].tolist()
         assert own["state_in_0"].tolist() == own["t"].tolist()
         assert own["state_out_0"].tolist() == (own["t"] + 1).tolist()
         assert own["state_out_1"].tolist() == own["obs"][:, :2].tolist()
@@ -449,13 +459,22 @@ def test_a_state_that_is_a_dict_is_refused_with_what_to_return(
 
 @pytest.mark.parametrize(
     "fetches",
-    [{"value": 0.5}, {"value": [1.0]}, {"rewards": None}, {"value": [[1], [2, 3]]}, {"x": {"y": 1}}],
+    [
+        {"value": 0.5},
+        {"value": [1.0]},
+        {"rewards": None},
+        {"value": [[1], [2, 3]]},
+        {"x": {"y": 1}},
+        {"state_in_0": None},
+        {"state_out_1": None},
+        {"menv.slots": None},
+    ],
 )
 def test_a_fetch_has_a_value_for_each_row_and_a_name_of_its_own(fetches: dict[str, Any]) -> None:
     class Careless(Diary):
         def compute_actions(self, obs_batch: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             actions, states, _ = super().compute_actions(obs_batch, *args, **kwargs)
-            own = {"rewards": [1.0] * len(actions)} if "rewards" in fetches else fetches
+            own = {key: [1.0] * len(actions) if one is None else one for key, one in fetches.items()}
             return actions, states, own
 
     name = next(iter(fetches))

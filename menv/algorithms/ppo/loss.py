@@ -42,7 +42,7 @@ class Minibatch(NamedTuple):
         mask: [B, M] allowed choices, or None.
         actions: [B, ...].
         old_logp: [B].
-        old_inputs: [B, D] in the standard form of `distributions`.
+        old_inputs: [B, D] in the standard form of `torch_distributions`.
         advantages: [B], normalised.
         value_targets: [B].
         state: [B, S] recurrent state before each sequence; only for sequences, whose columns are [B, T, ...].
