@@ -174,6 +174,11 @@ class PolicyMap:
             )
         return policy_id
 
+    def seat(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
+        """Return an agent's policy in an episode; the mapping is asked when the agent first appears in it."""
+        known = episode.seat_of(agent_id)
+        return (known or episode.bind(agent_id, self.only or self.policy_for(agent_id, episode, worker)))[0]
+
     def extends(self, before: PolicyMap) -> bool:
         """Return whether this map has the same mapping function as `before` and all its policies."""
         same_fn = self._fn is before._fn or self._fn_number == before._fn_number

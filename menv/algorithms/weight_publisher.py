@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.adapters.external import RequestSource
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.rollouts import Rollouts
 from menv.connectors.pipeline import PolicyConnectors
-from menv.episode import Episode
 from menv.errors import ConfigError, ContractError
 from menv.inference.backend import ActingBackend, Actions, Flags, Floats, ForwardOutputs, Rows
 from menv.inference.connector_path import plain
@@ -249,8 +247,9 @@ class Publication:
         return self._since.get(policy_id, 0)
 
     def policy_for(self, episode_id: str, agent_id: str) -> str:
+        # Not bound here: the agent appears with its first steps.
         return self._policy_map.only or self._policy_map.policy_for(
-            agent_id, Episode(rng.stable_hash(episode_id) >> 5, episode_id), self._sampler
+            agent_id, self._sampler.expect(episode_id), self._sampler
         )
 
     def _make(self, form: str, policy_id: str) -> Any:

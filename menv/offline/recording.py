@@ -10,6 +10,7 @@ import copy
 import functools
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +50,7 @@ class OpenTrajectory:
     obs: list[Any] = field(default_factory=list)
     actions: list[Any] = field(default_factory=list)
     rewards: list[float] = field(default_factory=lambda: [0.0])
+    policy_id: str | None = None
     env_t: list[int] = field(default_factory=list)
 
 
@@ -135,7 +137,7 @@ class EpisodeWatcher:
             env_t=np.array(one.env_t),
         )  # fmt: skip
         trajectory = RecordedTrajectory(one.agent_id, steps, *self._spaces_of(one.agent_id))
-        self._episode(one.env_index, ready)[2].append(trajectory)
+        self._episode(one.env_index, ready)[2].append(replace(trajectory, policy_id=one.policy_id))
 
     def _add_unclaimed(self, index: int, agent_id: AgentId, reward: float, ready: Ready) -> None:
         own = self._episode(index, ready)[3]
@@ -260,10 +262,11 @@ def record(
     try:
         while max(left) > 0:
             ready = base_env.poll()
+            players.end_episodes(ready)
             waiting = [watcher.open[slot] for slot in ready.slots.tolist()]
             base_env.send_actions(ready.slots, players.actions(waiting, ready.obs))
             for index, ended in watcher.finished.items():
-                found += [_with_policies(one, players.policy_of) for one in ended[: max(0, left[index])]]
+                found += ended[: max(0, left[index])]
                 left[index] -= len(ended)
             watcher.finished.clear()
     finally:
@@ -278,7 +281,7 @@ def record(
 
 
 class _Players:
-    """The policies of `record`, and which agent has which."""
+    """The policies of `record`, and which agent has which in each episode."""
 
     def __init__(self, source: Any, mapping: Any, explore: bool | None, seed: int) -> None:
         if hasattr(source, "get_policy"):
@@ -299,13 +302,32 @@ class _Players:
                     "of an observation, or a dict of these; pass one"
                 )
         named = str if mapping is None and len(self._policies) > 1 else mapping
-        policies, self._explore = PolicyMap(list(self._policies), named), explore
-        self.policy_of = functools.cache(lambda agent: policies.policy_for(agent, Episode(0, 0), None))
+        self._map, self._explore, self._seed = PolicyMap(list(self._policies), named), explore, seed
+        # The running episodes by env index, and how many have begun.
+        self._running: dict[int, Episode] = {}
+        self._begun: Counter[int] = Counter()
+
+    def end_episodes(self, ready: Ready) -> None:
+        """Forget the episodes that ended."""
+        for episode in ready.episodes:
+            self._running.pop(episode.env_index, None)
+
+    def _policy_of(self, one: OpenTrajectory) -> str:
+        if one.policy_id is None:
+            index = one.env_index
+            if index not in self._running:
+                # The ids that an algorithm with this seed gives to its episodes.
+                key = rng.key(rng.key(self._seed, index, rng.MAPPING), self._begun[index])
+                self._begun[index] += 1
+                self._running[index] = Episode(key >> 5, index)
+            self._running[index].length = one.env_t[-1]
+            one.policy_id = self._map.seat(one.agent_id, self._running[index], None)
+        return one.policy_id
 
     def actions(self, trajectories: Sequence[OpenTrajectory], observations: Sequence[Any]) -> list[Any]:
         """Return an action for each trajectory."""
         found: list[Any] = [None] * len(trajectories)
-        ids = [self.policy_of(one.agent_id) for one in trajectories]
+        ids = [self._policy_of(one) for one in trajectories]
         for policy_id in dict.fromkeys(ids):
             mine = [row for row, own in enumerate(ids) if own == policy_id]
             policy, obs = self._policies[policy_id], [observations[row] for row in mine]

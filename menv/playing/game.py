@@ -137,6 +137,8 @@ class Game:
         self._greedy = greedy
         self.position: Position | None = None
         self._episode = 0
+        # The one that `start` begins next, until it has begun.
+        self._current = Episode(1, 0)
         settings = {**(stored_setting(stored, "env_config") or {}), **(env_config or {})}
         self.env = _made(stored_setting(stored, "env") if env is None else env, settings, render_mode)
         try:
@@ -159,7 +161,9 @@ class Game:
         for policy in self.policies.values():
             policy.agent_connectors.reset(self._episode)
         self._episode += 1
-        self._policy_ids.clear()
+        if self._episode > 1:
+            self._current = Episode(self._episode, 0)
+            self._policy_ids.clear()
         obs, infos = reset_env(self.env, 0, self._seed)
         self._seed = None
         self._returns: dict[AgentId, float] = dict.fromkeys(self.agents, 0.0)
@@ -211,7 +215,8 @@ class Game:
     def _find_policy(self, agent: AgentId) -> str | None:
         name = next((name for key, name in self._chosen.items() if fnmatchcase(str(agent), key)), None)
         if name is None and self._mapping is not None:
-            name = self._mapping(agent, Episode(self._episode, 0), None)
+            name = self._mapping(agent, self._current, None)
+            self._current.bind(agent, name)
         elif name is None:
             name = next(iter(self.policies)) if len(self.policies) == 1 else str(agent)
         return name if name in self.policies else None
@@ -320,6 +325,7 @@ class Game:
             agent: one for agent, one in self._last_actions.items() if agent not in plain
         } | plain
         self._steps += 1
+        self._current.length = self._steps
         if self._single:
             obs, reward, terminated, truncated, info = self.env.step(answers[SINGLE_AGENT])
             terminateds, truncateds = (

@@ -32,7 +32,7 @@ from menv.sampling.callback_runner import CallbackRunner
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.trajectories import TrajectoryStart, TrajectoryTable
 
-_KEPT_KEYS = 65_536
+_KEPT_KEYS = _MOST_EXPECTED = 65_536
 
 
 class EpisodeTracker:
@@ -66,6 +66,8 @@ class EpisodeTracker:
         self.running: dict[EnvId, Episode] = {}
         # The policy map and the policies' places when the episode began.
         self._maps: dict[EnvId, PolicyMap] = {}
+        # Episodes of clients, who asked for policies before they sent steps.
+        self._expected: dict[EnvId, Episode] = {}
         self._policy_places: dict[EnvId, dict[str, tuple[int, int]]] = {}
         self._groups = groups
         self._table = table
@@ -250,7 +252,11 @@ class EpisodeTracker:
         number = self.begun.item(env_index)
         self.begun[env_index] = number + 1
         episode_id = rng.key(self._episode_keys.item(env_index), number) >> 5
-        episode = self.running[env_id] = Episode(episode_id, env_id)
+        expected = self._expected.get(env_id) if self._expected else None
+        episode = self.running[env_id] = expected or Episode(episode_id, env_id)
+        if expected is not None:
+            # Only now, because another thread looks for it first there, then among the running ones.
+            self._expected.pop(env_id, None)
         created = self._created
         episode.begun_at = int(
             created.episode_start(env_index) if created is not None else self._env_steps[env_index]
@@ -258,6 +264,15 @@ class EpisodeTracker:
         self._keep_policies(env_id)
         self._callbacks.begin(episode, env_index)
         return episode
+
+    def expect(self, env_id: EnvId) -> Episode:
+        """Return an episode that runs, or that will begin with a client's first steps; any thread may ask."""
+        found = self._expected.get(env_id) or self.running.get(env_id)
+        if found is None:
+            found = self._expected[env_id] = Episode(rng.stable_hash(env_id) >> 5, env_id)
+            if len(self._expected) > _MOST_EXPECTED:
+                self._expected.pop(next(iter(self._expected)), None)
+        return found
 
     def _keep_policies(self, env_id: EnvId) -> None:
         self._maps[env_id], self._policy_places[env_id] = self._worker.policy_map, self._places

@@ -310,6 +310,10 @@ class Sampler:
     def agent_steps(self, count: int) -> None:
         self._loop.agent_steps = count
 
+    def expect(self, env_id: EnvId) -> Episode:
+        """Return a client's episode, whose steps may come later; any thread may ask."""
+        return self._tracker.expect(env_id)
+
     @property
     def running(self) -> Mapping[EnvId, Episode]:
         """The running episodes by env id; empty in the loop for lockstep environments."""

@@ -558,13 +558,13 @@ class EpisodeIngest:
             oldest = state.unnamed.pop(0).broker_id
             self._broker.lose([oldest], f"its client began {_MAX_UNNAMED} others that have no id")
 
-    def announce(self, state: ClientState, name: str, policies: Mapping[str, str]) -> None:
-        """Store the policies of agents in an episode that the client plays or is about to play."""
+    def announce(self, state: ClientState, name: str, agents: Sequence[str]) -> tuple[str, dict[str, str]]:
+        """Begin an episode that a client plays with these agents; return its id here and the agents' policies."""
         progress = state.chunks.get(name)
         if progress is None:
             progress = state.chunks[name] = self._begin(state, name, "GET_POLICIES", "episode_id")
-        self._check_num_agents(progress.policies.keys() | policies.keys(), "GET_POLICIES")
-        progress.policies.update(policies)
+        self._check_num_agents(progress.policies.keys() | agents, "GET_POLICIES")
+        return progress.broker_id, progress.policies
 
     def _give_up(self, state: ClientState, names: Sequence[str]) -> None:
         open_ones = [one for name in names if (one := state.chunks.get(name)) is not None and not one.over]

@@ -371,11 +371,13 @@ class Session:
     def _send_policies(self, request: GetPolicies, responder: Responder) -> None:
         state, name, sessions = self.state, request.episode_id, self._sessions
         self._check_agents(request)
-        policies = dict(state.chunks[name].policies) if name in state.chunks else {}
+        env_id, policies = f"{state.token}/{name}", dict[str, str]()
+        if request.training_enabled:
+            env_id, policies = sessions.ingest.announce(state, name, request.agent_ids)
         try:
             for agent in request.agent_ids:
                 if agent not in policies:
-                    policies[agent] = sessions.latest.policy_for(f"{state.token}/{name}", agent)
+                    policies[agent] = sessions.latest.policy_for(env_id, agent)
         except MenvError:
             raise
         except Exception as error:
@@ -385,8 +387,6 @@ class Session:
                 ErrorCode.INTERNAL,
                 "policy_mapping_fn: raised an error, expected a policy; see the server's report",
             ) from error
-        if request.training_enabled:
-            sessions.ingest.announce(state, name, policies)
         responder.send(Policies(policy_ids={agent: policies[agent] for agent in request.agent_ids}))
 
     def _check_agents(self, request: GetPolicies) -> None:
