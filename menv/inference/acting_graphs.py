@@ -39,10 +39,15 @@ class ActingGraphs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredGraphs:
-    """Built `ActingGraphs`, by (kind, stacked, masked): of a policy from disk, or in a pickled back-end."""
+    """Built `ActingGraphs`, by (kind, stacked, masked): of a policy from disk, or in a pickled back-end.
+
+    Attributes:
+        bounded: Whether they come from a file, so that they run in an arena of limited memory.
+    """
 
     stacks: bool
     models: Mapping[tuple[GraphKind, bool, bool], bytes]
+    bounded: bool = False
 
     @classmethod
     def of(cls, graphs: ActingGraphs, *, masks: bool) -> Self:

@@ -11,6 +11,7 @@ several policies are batched for one run of their stacked networks.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -204,9 +205,27 @@ class BoundSession:
             lanes.put(state, self._state)
 
 
-def open_session(model: bytes) -> ort.InferenceSession:
-    """Open a session on the CPU that uses one thread and never spins."""
+MOST_MEMORY = 1 << 29
+"""Bytes of all values that models of files compute at once in a process."""
+
+
+@functools.cache
+def _bound_memory() -> None:
+    """Give sessions that ask for it one arena of limited memory; ONNX Runtime has one for each process."""
+    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(info, ort.OrtArenaCfg(MOST_MEMORY, -1, -1, -1))
+
+
+def open_session(model: bytes, *, bounded: bool = False) -> ort.InferenceSession:
+    """Open a session on the CPU that uses one thread and never spins; `bounded` for a model of a file."""
     options = ort.SessionOptions()
+    # This fusion would change the rounding of wide layers; the graphs use Gemm where it does not.
+    disabled = ["MatMulAddFusion"]
+    if bounded:
+        _bound_memory()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        # It would compute constants of any size before the first run, outside of the arena.
+        disabled.append("ConstantFolding")
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
@@ -214,9 +233,8 @@ def open_session(model: bytes) -> ort.InferenceSession:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # Without this the first bytes may select a format that `model_check` has not examined.
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    # This fusion would change the rounding of wide layers; the graphs use Gemm where it does not.
     return ort.InferenceSession(
-        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatMulAddFusion"]
+        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
     )
 
 
@@ -696,7 +714,8 @@ class OnnxBackend(ActingBackend):
     def _session(self, kind: GraphKind, stacked: bool, masked: bool) -> ort.InferenceSession:
         key = (kind, stacked, masked)
         if key not in self._sessions:
-            self._sessions[key] = open_session(self._graphs.build(kind, stacked, masked))
+            bounded = isinstance(self._graphs, StoredGraphs) and self._graphs.bounded
+            self._sessions[key] = open_session(self._graphs.build(kind, stacked, masked), bounded=bounded)
         return self._sessions[key]
 
 

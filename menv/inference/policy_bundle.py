@@ -46,7 +46,7 @@ from menv.inference.action_heads import ActionHead
 from menv.inference.backend import Floats, check_weights
 from menv.inference.connector_path import plain
 from menv.inference.golden import MOST_ROWS, answer, difference, golden_backend, make_golden
-from menv.inference.model_check import refuse_costly_model
+from menv.inference.model_check import refuse_unsafe_model
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy
 from menv.inference.onnx_backend import OnnxBackend
 from menv.policy_spec import check_policy_id
@@ -237,9 +237,8 @@ ExportCache: TypeAlias = dict[int, tuple[dict[GraphKind, bytes], OnnxBackend]]
 
 def _stored(models: Mapping[GraphKind, bytes]) -> StoredGraphs:
     """Return the graphs of one policy; each has a mask if the observations have one."""
-    return StoredGraphs(
-        False, {(kind, False, masked): models[kind] for kind in models for masked in (False, True)}
-    )
+    of_kinds = {(kind, False, masked): models[kind] for kind in models for masked in (False, True)}
+    return StoredGraphs(False, of_kinds, bounded=True)
 
 
 def write_policy(
@@ -270,7 +269,7 @@ def policy_files(
         cache[id(networks)] = built, golden_backend(networks, _stored(built), weights)
     models, acting = cache[id(networks)]
     for kind, model in models.items():
-        refuse_costly_model(model, f"{where}, {_GRAPHS[kind]}")
+        refuse_unsafe_model(model, f"{where}, {_GRAPHS[kind]}")
     output = networks.connectors[policy.index].output(networks.action_space)
     golden = make_golden(networks, acting, weights, output=output)
     wrong = difference(golden, answer(networks, networks.backend, golden, output, policy.index))
@@ -304,7 +303,7 @@ def load_into(policy: NetworkPolicy, manifest: Mapping[str, Any], files: Mapping
 def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> NetworkPolicy:
     """Return the policy in files whose hashes have been checked; `where` begins the messages."""
     for name in _GRAPHS.values():
-        refuse_costly_model(files[name], f"{where}/{name}")
+        refuse_unsafe_model(files[name], f"{where}/{name}")
     try:
         for name in (WEIGHTS, GOLDEN):
             check_header(files[name])
@@ -406,7 +405,7 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         built=plan,
         row_width=backend.obs_size,
         row_dtype=connectors.rows_of(observation_space)[1],
-        graphs=functools.partial(StoredGraphs, False, graphs.models),
+        graphs=functools.partial(StoredGraphs, False, graphs.models, graphs.bounded),
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from menv.algorithms import PPO
 from menv.errors import ConfigError
+from menv.inference.onnx_backend import MOST_MEMORY
 from menv.serialization import space_to_json
 from tests.bundles.cases import algorithm_of
 from tests.bundles.test_costly_graphs import FOLDED
@@ -27,6 +28,7 @@ MEASURE = """
 import sys, time
 from menv import Policy
 from menv.errors import ConfigError
+from menv.inference.onnx_backend import MOST_MEMORY
 import menv.algorithms, menv.inference.checkpoint_folder
 
 def peak():
@@ -111,7 +113,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         folder = Path(shutil.copytree(data, home / name))
         (folder / "acting.onnx").write_bytes(FOLDED[name])
         sign(folder)
-        said[name] = "expected little work of known size"
+        said[name] = "export the policy again"
     folder = Path(shutil.copytree(data, home / "frames"))
     sign(folder, lambda manifest: manifest.update(agent_connectors=[
         ["ObsPreprocessorConnector", {}], ["FrameStackAgentConnector", {"num_frames": 10_000}],
@@ -156,7 +158,9 @@ def _runs(home: Path, said: dict[str, str]) -> None:
 
 @pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
-def test_files_that_say_too_much_are_refused_in_two_seconds_and_200_megabytes(files: dict[str, str]) -> None:
+def test_files_that_say_too_much_are_refused_in_two_seconds_with_bounded_memory(
+    files: dict[str, str],
+) -> None:
     home = files.pop("")
     folders = [str(Path(home) / name) for name in files]
     done = subprocess.run(
@@ -166,7 +170,9 @@ def test_files_that_say_too_much_are_refused_in_two_seconds_and_200_megabytes(fi
     assert [line[0] for line in lines] == list(files), done.stdout
     for (name, memory, seconds, message), said in zip(lines, files.values(), strict=True):
         assert said in message, name
-        assert int(memory) < 200, (name, memory)
+        # What a graph computes has a bound of its own.
+        most = 200 if said != "export the policy again" else 200 + MOST_MEMORY // MEGABYTE
+        assert int(memory) < most, (name, memory)
         assert float(seconds) < 2, (name, seconds)
 
 
