@@ -41,6 +41,7 @@ class Episode:
         unclaimed_rewards: Rewards that belong to no action; they count in `total_reward` and in the agent's return.
         custom_metrics: Your numbers; they are in the results as `<name>_mean/min/max`.
         user_data: Your data.
+        match: With `self_play`, who plays each side, by side: `"learner"`, a fixed opponent or a place in memory.
         hist_data: Your lists of numbers; they are in the results under `hist_stats`.
         media: Your media, such as videos; they are in one result, under `episode_media`.
         member_rewards: Return of each member of each group of agents, by group; complete when the episode has ended.
@@ -59,6 +60,7 @@ class Episode:
         "env_id",
         "episode_id",
         "length",
+        "match",
         "unclaimed_rewards",
     )
 
@@ -71,6 +73,7 @@ class Episode:
         self.length = self.begun_at = 0
         self.agent_rewards: dict[tuple[AgentId, str], float] = {}
         self.unclaimed_rewards = 0.0
+        self.match: Mapping[str, str] = _NOTHING
         # The unclaimed rewards of agents that have not appeared yet.
         self._unseen: dict[AgentId, float] = {}
         # Most episodes need none: they are created on demand.
@@ -191,6 +194,7 @@ class Episode:
             "strays": dict(self._unseen),
             "policies": dict(self._policies),
             "extras": self._extras,
+            "match": dict(self.match),
             "last": dict(self._last),
             "lives": dict(self._reappeared),
             "open": dict(self._running),
@@ -207,6 +211,7 @@ class Episode:
         }
         episode._unseen = {agent: float(reward) for agent, reward in state["strays"].items()}
         episode._policies, episode._extras = state["policies"], state["extras"]
+        episode.match = state.get("match", _NOTHING)
         episode._last, episode._reappeared = state["last"] or {}, state["lives"] or {}
         episode._running = {
             agent: None if before is None else float(before) for agent, before in state["open"].items()

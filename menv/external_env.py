@@ -162,8 +162,6 @@ class _External(abc.ABC):
 
     Attributes:
         broker: Receives the calls.
-        converted: Whether it was converted to a `BaseEnv`.
-        sampler: The thread that samples now, None if there is none.
     """
 
     unwrapped = property(innermost)
@@ -180,8 +178,9 @@ class _External(abc.ABC):
         from menv.adapters.episode_broker import EpisodeBroker
 
         self.broker = EpisodeBroker(max_concurrent)
-        self.converted = False
-        self.sampler: int | None = None
+        self._converted = False
+        # The thread that samples now.
+        self._sampler: int | None = None
         self._taken = TakenActions()
 
     @abc.abstractmethod
@@ -211,7 +210,7 @@ class _External(abc.ABC):
         return self._taken.begin(self.broker.start(episode_id, training_enabled, wait=True))
 
     def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
-        if self.sampler == get_ident():
+        if self._sampler == get_ident():
             raise CallOrderError(
                 f"get_action: episode {episode_id!r:.80} asks in the thread that samples, such as in a callback, and "
                 "would wait for itself, expected another thread; call it in run(), or in a thread that you start"

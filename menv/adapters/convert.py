@@ -137,10 +137,10 @@ def _external(
         raise ConfigError(f"to_base_env: num_envs={num_envs} without make_env, expected a function; pass one")
     envs = [env, *(make_env(index) for index in range(1, num_envs) if make_env is not None)]
     for other in envs:
-        if other.converted:
+        if other._converted:
             raise ConfigError(
                 f"to_base_env: this {type(other).__name__} is sampled already, expected one that is not; create another"
             )
-        other.converted, other.broker = True, env.broker
+        other._converted, other.broker = True, env.broker
     possible_agents = env.possible_agents if isinstance(env, ExternalMultiAgentEnv) else [SINGLE_AGENT]
     return ExternalEnvs(EnvThreads(env.broker, envs), possible_agents=possible_agents)

@@ -103,13 +103,13 @@ class EnvThreads(RequestSource):
                 name = f"{type(env).__name__}.run"
                 threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
         for env in self.envs:
-            env.sampler = threading.get_ident()
+            env._sampler = threading.get_ident()
         return read(timeout)
 
     def rest(self) -> None:
         """Allow calls in this thread until the next poll."""
         for env in self.envs:
-            env.sampler = None
+            env._sampler = None
 
     def _run(self, env: Any) -> None:
         name = type(env).__name__

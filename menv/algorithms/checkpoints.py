@@ -74,7 +74,7 @@ _RANGES: dict[str, tuple[str, float]] = {
 """Entries with numbers, at any depth of a state: their dtype kinds and the largest value."""
 _OF_USERS = (
     "connectors", "evaluated", "gathered", "extras", "actions", "last", "lives", "remembered", "raw", "shown",
-    "columns", "agent_rewards", "policies", "open", "rng", "elo", "league",
+    "columns", "agent_rewards", "policies", "open", "rng", "match", "league",
 )  # fmt: skip
 """Entries with values and names from users and environments."""
 

@@ -18,9 +18,6 @@ from menv.episode import Episode
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 
-MATCH = "match"
-"""Key of `episode.user_data`: the seat that plays each side, by side."""
-
 LEARNER = "learner"
 """The seat of policies that learn."""
 
@@ -64,9 +61,10 @@ class Matches:
 
     def __call__(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
         base = self.base_map.only or self.base_map.policy_for(agent_id, episode, worker)
-        match = episode.user_data.get(MATCH) or self._draw(episode)
+        if not episode.match:
+            episode.match = self._draw(episode)
         side = self.side_of(agent_id, base)
-        return self.policy_id(self.roles.get(side, base), match.get(side, LEARNER), base)
+        return self.policy_id(self.roles.get(side, base), episode.match.get(side, LEARNER), base)
 
     def side_of(self, agent_id: AgentId, base: str) -> str:
         """Return the side of an agent whose base policy is `base`."""
@@ -98,7 +96,6 @@ class Matches:
         learning = rng.key(episode.episode_id, rng.LEAGUE) % len(sides)
         match = {side: self._opponent(side, number, episode) for number, side in enumerate(sides)}
         match[sides[learning]] = LEARNER
-        episode.user_data[MATCH] = match
         return match
 
     def _opponent(self, side: str, number: int, episode: Episode) -> str:
@@ -110,5 +107,4 @@ class Matches:
 
 def seats_in(episodes: Iterable[Episode]) -> set[str]:
     """Return the seats that play in some episodes."""
-    matches = (episode.extras.get("user_data", {}).get(MATCH, {}) for episode in episodes)
-    return {seat for match in matches for seat in match.values()}
+    return {seat for episode in episodes for seat in episode.match.values()}

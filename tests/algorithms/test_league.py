@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import Episode, MultiAgentEnv, PolicySpec, RandomPolicy
+from menv import DefaultCallbacks, Episode, MultiAgentEnv, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
 from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.policy import Policy
@@ -60,6 +60,29 @@ class Duel(MultiAgentEnv):
         return self._seen(), rewards, {"__all__": over}, {"__all__": False}, {}
 
 
+class Late(MultiAgentEnv):
+    """Two agents, five env steps; with `late`, "b" appears at the third one."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.observation_spaces = dict.fromkeys("ab", gym.spaces.Box(-1, 1, (1,), np.float32))
+        self.action_spaces = dict.fromkeys("ab", gym.spaces.Discrete(2))
+        self.late = config["late"]
+
+    def _seen(self) -> dict[Any, Any]:
+        self.agents = ["a"] if self.late and self.steps < 2 else ["a", "b"]
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return self._seen(), {}
+
+    def step(self, action_dict: Any) -> Any:
+        self.steps += 1
+        return self._seen(), {"a": 1.0}, {"__all__": self.steps == 5}, {"__all__": False}, {}
+
+
 def wolves(**changes: Any) -> PPO:
     mapping = [("wolf_*", "wolf"), ("*", "sheep")]
     multi = {"policies": ["wolf", "sheep"], "policy_mapping_fn": mapping}
@@ -82,6 +105,38 @@ def test_matches_have_a_learning_side_and_opponents_by_their_shares() -> None:
     met = [name for pair in seats for name in pair]
     assert 0.71 < met.count("random") / 4000 < 0.79
     assert met.count("opponent_0") + met.count("random") == 4000
+
+
+class Diary(DefaultCallbacks):
+    """Replaces the user's data of an episode at every step, and notes who played."""
+
+    def on_episode_step(self, *, episode: Episode, **kwargs: Any) -> None:
+        episode.user_data = {"match": episode.length, "steps": episode.length}  # type: ignore[misc]
+
+    def on_episode_end(self, *, episode: Episode, **kwargs: Any) -> None:
+        PLAYED.append((episode.user_data.keys(), set(episode.agent_rewards), dict(episode.match)))
+
+
+PLAYED: list[tuple[Any, set[Any], dict[str, str]]] = []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_episode_keeps_its_opponents_whatever_a_callback_does_with_its_data(late: bool) -> None:
+    """The second player appears after the first has moved, so that the match is asked for twice."""
+    PLAYED.clear()
+    settings = {**LEAGUE, "matchmaking": {"latest": 1, "random": 1}}
+    config = {**SMALL, "callbacks": Diary, "self_play": settings, "env_config": {"late": late}}
+    with PPO(env=Late, config=config) as algo:
+        for _ in range(2):
+            algo.train()
+    assert len(PLAYED) > 24
+    for data, rewards, match in PLAYED:
+        assert data == {"match", "steps"}
+        played = dict(rewards)
+        assert played == {
+            agent: "default_policy" if seat == "learner" else seat for agent, seat in match.items()
+        }
+        assert list(match.values()).count("learner") == 1
 
 
 def test_payoff_and_elo_are_those_computed_by_hand() -> None:

@@ -48,6 +48,24 @@ def test_episodes_that_interleave_are_kept_apart() -> None:
     assert len({(int(row["obs"][0]), int(row["eps_id"])) for row in rows(found)}) == 3
 
 
+class Surveyor(Told):
+    """A user's class with attributes that have common names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampler, self.converted = "of soil", [1.5]
+
+
+def test_attributes_of_a_users_class_stay_as_the_user_set_them() -> None:
+    env = Surveyor()
+    with training(env, DQN, rollout_fragment_length=5) as algo:
+        episode = env.start_episode()
+        log_steps(env, episode, 0, 5)
+        env.end_episode(episode, obs(0, 5))
+        algo.sample()
+        assert (env.sampler, env.converted) == ("of soil", [1.5])
+
+
 def test_many_threads_play_many_episodes_at_once() -> None:
     env = Told()
     lock, played = threading.Lock(), [0]

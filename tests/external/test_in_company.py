@@ -364,7 +364,7 @@ def test_a_callback_that_asks_is_told_that_it_would_wait_for_itself() -> None:
             CallOrderError, match="asks in the thread that samples, such as in a callback, and would"
         ):
             algo.sample()
-        assert env.sampler is None
+        assert env._sampler is None
 
 
 # Settings that cannot work with an `input` are refused when the algorithm is built, and not hours later.
