@@ -316,7 +316,7 @@ class Algorithm:
                 told = learners.learn(batch, rollouts.env_steps, ratio)
             for policy_id, own in told.items():
                 stats.setdefault(policy_id, []).append(own)
-            self._external_clients.publish()
+            self._external_clients.publish(changed=bool(told))
             times["sample_time_s"] += sampled - before
             times["learn_time_s"] += time.perf_counter() - sampled
             taken += more

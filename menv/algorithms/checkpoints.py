@@ -91,7 +91,7 @@ class TrainingProgress:
     iteration: int = 0
     started_at: float = field(default_factory=time.perf_counter)
     phase: str = ""
-    phase_at: float = 0.0
+    phase_at: float = field(default_factory=time.perf_counter)
     first_step: int = 0
 
     def enter(self, phase: str) -> None:

@@ -7,6 +7,7 @@ only. Secrets are left out: strings under a key such as `password` or `api_token
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import warnings
 from collections import Counter
@@ -21,6 +22,7 @@ import numpy as np
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.stored_config import NamedOnlyError, as_json, stored_setting
 from menv.errors import WORKER, ConfigError, EnvFaultWarning, MenvError
+from menv.registry import RegisteredEnv, is_known
 from menv.serialization import (
     CAPSULE,
     CAPSULE_VERSION,
@@ -193,9 +195,18 @@ class CrashCapsules:
         if path is None:
             return ""
         self.folder = path.parent
-        return (
-            f"; {'its crash capsule:' if record['actions'] is None else 'replay it with: menv replay'} {path}"
-        )
+        if record["actions"] is None:
+            return f"; its crash capsule: {path}"
+        return f"; replay it with: {shlex.join(['menv', 'replay', str(path), *_options_of(config.env)])}"
+
+
+def _options_of(env: Any) -> list[str]:
+    """Return the options with which another process finds an environment."""
+    if isinstance(env, str) and is_known(env):
+        creators = RegisteredEnv.of(env).creators
+        return ["--import", _name_of(creators[env]).rpartition(":")[0]] if env in creators else []
+    name = _name_of(env)
+    return ["--env", "MODULE:CLASS" if "<" in name else name]
 
 
 def _name_of(env: Any) -> str:

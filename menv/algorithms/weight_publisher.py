@@ -298,8 +298,8 @@ class ExternalClients:
         self._versions: dict[str, int] = {}
         self._since: dict[str, int] = {}
         self.follow_sampler()
-        self.publish()
         if self._source is not None:
+            self._publish(self._source, 0)
             self._source.connect(self)
 
     @property
@@ -325,17 +325,20 @@ class ExternalClients:
         writer.weights_seq_no = self.weights_seq_no
         writer.connectors_since = self._since
 
-    def publish(self, after: int = 0) -> None:
-        """Publish the current weights under the next number, which is above `after`; any thread may call it."""
+    def publish(self, after: int = 0, *, changed: bool = True) -> None:
+        """Publish the current weights under the next number, which is above `after`; any thread may call it.
+
+        Weights that have not `changed` keep their number; clients that wait for the next ones go on with them.
+        """
         if self._source is None:
             return
-        with self._publishing:
-            self.weights_seq_no = max(self.weights_seq_no, after) + 1
-            self._publish(self._source, self.weights_seq_no)
-        if self.weights_seq_no > 1:
-            self._source.published()
+        if changed:
+            with self._publishing:
+                self._publish(self._source, after)
+        self._source.published()
 
-    def _publish(self, source: RequestSource, number: int) -> None:
+    def _publish(self, source: RequestSource, after: int) -> None:
+        self.weights_seq_no = number = max(self.weights_seq_no, after) + 1
         self._forget_others()
         for policy_id, policy in self._noted.items():
             if self._versions.get(policy_id) != (version := _version(policy)):

@@ -92,13 +92,28 @@ def env_of_run(args: argparse.Namespace, run: str) -> Any:
     return reopened(args, run, load)
 
 
-def needs_trust(run: Path) -> bool:
-    """Return whether the commands that open a run have to import its environment."""
+def as_opened(run: Path, *, learns: bool = False) -> str:
+    """Return a run folder as commands that open it write it, with `--trust` if they import something.
+
+    Args:
+        run: The run folder.
+        learns: Whether the command resumes the run, which needs its callbacks.
+
+    Returns:
+        The words, quoted; "" if no command can open the run without further options.
+    """
+    stored = read_manifest(find_checkpoint(str(run)))["config"]
+    missing: list[Missing] = []
     try:
-        stored_setting(read_manifest(find_checkpoint(str(run)))["config"], "env")
-    except NamedOnlyError:
-        return True
-    return any(_imports(run))
+        with named_objects({_SERVED: "sampler"}):
+            stored_setting({"config": stored}, "config")
+    except NamedOnlyError as error:
+        missing = [(path[1:], was) for path, was in error.missing if learns or path[-1] != "callbacks"]
+    imports, known = any(_imports(run)), _importable(missing).values()
+    unknown = [one for one in missing if one[1] not in known and not (imports and _is_registered(*one))]
+    if stored["env"] is None or unknown:
+        return ""
+    return shlex.quote(str(run)) + " --trust" * (imports or bool(missing))
 
 
 def _imports(run: Path) -> Iterator[str]:

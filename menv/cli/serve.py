@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv serve") ->
         training.config |= {"multiagent": {"policies_to_train": []}, "evaluation_interval": None}
         training.no_save = True
     training.trust, training.typed, training.json = args.trust, args.typed, args.json
-    return train(training, "serving")
+    return train(training, args.typed)
 
 
 def _token(file: str | None) -> str | None:

@@ -27,6 +27,9 @@ _SHOWN = (
 )  # fmt: skip
 """The last results that are shown; of those that end with a slash, all."""
 
+_COMMAND = 10_000
+"""Most characters of a command, which is shown whole."""
+
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv show") -> int:
     """Print the contents of a folder and return the exit status."""
@@ -60,8 +63,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv show") -> 
 
 def _run(run: Run) -> Iterator[str]:
     yield f"run {run.path}{' (is being written)' if run.is_running else ''}"
-    for command in run.command.splitlines():
-        yield f"  command       {_clean(command)}"
+    yield f"  command       {_clean(run.repeating, _COMMAND)}"
     yield f"  digest        {_clean(run.digest) or 'no result yet'}"
     for title, values in (("settings", _changed(run)), ("last results", _last(run))):
         yield f"  {title}"
@@ -114,9 +116,9 @@ def _checkpoint(path: Path) -> list[str]:
     ]
 
 
-def _clean(value: Any) -> str:
+def _clean(value: Any, most: int = 200) -> str:
     """Return the beginning of a text of a file, without what a terminal would obey."""
-    return "".join(filter(str.isprintable, str(value)[:200]))
+    return "".join(filter(str.isprintable, str(value)[:most]))
 
 
 def export(arguments: Sequence[str], program: str) -> int:

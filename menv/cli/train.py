@@ -46,7 +46,7 @@ from menv.cli.arguments import (
     take_settings,
     with_objects,
 )
-from menv.cli.reopen import needs_trust, reopened, take_trust
+from menv.cli.reopen import as_opened, reopened, take_trust
 from menv.cli.zoo import ZooSettings, required_zoo_settings, zoo_settings
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
@@ -149,18 +149,19 @@ def train_parser(program: str) -> Parser:
     return parser
 
 
-def train(args: argparse.Namespace, resumes: str = "resuming") -> int:
+def train(args: argparse.Namespace, serve: str | None = None) -> int:
     """Train until a bound is reached or the user stops the run, and return the exit status.
 
     Args:
         args: Of `train_parser`.
-        resumes: What the first line says that a resumed run is doing.
+        serve: The command that serves the run; None for `menv train`.
     """
     _check_saving(args)
     args.env = args.named if args.env is None else args.env
     zoo = _zoo_unless_resumed(args)
     shown = progress(args.json, args.stop)
-    what = f"{resumes} {args.resume}" if args.resume else f"starting {args.run or 'PPO'} in {args.env}"
+    does = "resuming" if serve is None else "serving"
+    what = f"{does} {args.resume}" if args.resume else f"starting {args.run or 'PPO'} in {args.env}"
     shown.announce(f"menv {menv.__version__}, {what}")
     if zoo is not None:
         shown.announce(f"settings of menv/zoo/{zoo.source}; --no-zoo ignores them")
@@ -182,7 +183,8 @@ def train(args: argparse.Namespace, resumes: str = "resuming") -> int:
     if status == 0 and shown.failed is not None:
         return _not_shown(shown.failed)
     if folder is not None:
-        lines = _next_steps(folder.path, agents, interrupted=status != 0)
+        again = "" if status == 0 else _resumed(args, folder.path, serve)
+        lines = _next_steps(folder.path, agents, again)
         if args.tensorboard:
             lines.append(f"  curves: tensorboard --logdir {shlex.quote(str(folder.path))}")
         print_error("\n".join(lines))
@@ -260,16 +262,25 @@ def _not_shown(error: Exception) -> int:
     return 1
 
 
-def _next_steps(path: Path, agents: list[str] | None, *, interrupted: bool) -> list[str]:
-    where = shlex.quote(str(path))
-    opened = f"{where} --trust" if needs_trust(path) else where
-    lines = [f"run folder: {where}"]
-    if interrupted:
-        lines.append(f"  resume: menv train --resume {opened}")
-    lines += [f"  evaluate: menv evaluate {opened}", f"  report: menv report {where}"]
-    if agents is not None:
+def _resumed(args: argparse.Namespace, path: Path, serve: str | None) -> str:
+    """Return the command that resumes a run, "" if it needs what no command can name."""
+    if serve is None:
+        opened = as_opened(path, learns=True)
+        return opened and f"menv train --resume {opened}"
+    # A server that began with a checkpoint has a run folder of its own by now.
+    words = [str(path) if word == args.resume else word for word in shlex.split(serve)]
+    return shlex.join([*words, *["--trust"] * (args.trust and "--trust" not in words)])
+
+
+def _next_steps(path: Path, agents: list[str] | None, again: str) -> list[str]:
+    where, opened = shlex.quote(str(path)), as_opened(path)
+    lines = [f"run folder: {where}", *([f"  resume: {again}"] if again else [])]
+    if opened:
+        lines.append(f"  evaluate: menv evaluate {opened}")
+    lines.append(f"  report: menv report {where}")
+    if opened and agents is not None:
         lines.append(f"  watch: menv watch {opened}")
-    if agents:
+    if opened and agents:
         lines.append(f"  play: menv play {opened} --as {shlex.quote(agents[0])}")
     return lines
 

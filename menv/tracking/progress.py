@@ -75,7 +75,7 @@ class PlainLines(Tracker):
         self._algorithm: Any = None
         self._began = False
         self._seconds: Counter[str] = Counter()
-        self._workers = False
+        self._workers = self._external = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -143,6 +143,7 @@ class PlainLines(Tracker):
         self._seconds.update(result["sampler_perf"])
         self._seconds["all"] += result["time_this_iter_s"]
         self._workers = "num_worker_restarts" in result
+        self._external = "external" in result
 
     def _activities(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the seconds of sampling and of this process by activity."""
@@ -169,6 +170,8 @@ class PlainLines(Tracker):
         share = own[name] / (self._seconds["all"] or 1.0)
         if share < 0.5:
             return ""
+        if name == "environments" and self._external:
+            return f"slowest: waiting for clients, {100 * share:.0f} %"
         ppo = hasattr(getattr(self._algorithm, "config", None), "num_sgd_iter")
         advice = _HELP["learning by DQN" if name == "learning" and not ppo else name]
         return f"slowest: {name}, {100 * share:.0f} %; {advice} would help"

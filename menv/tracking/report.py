@@ -381,7 +381,7 @@ def _about(run: Run, table: Mapping[str, Floats]) -> dict[str, Any]:
         "algorithm": str(run.config.get("algorithm")),
         "menv": str(run.config.get("menv_version")),
         "running": run.is_running,
-        "command": run.command,
+        "command": run.repeating,
         "digest": run.digest,
         **{name: _figure(table[key][-1]) if len(table.get(key, ())) else 0 for name, key in counts.items()},
     }

@@ -51,6 +51,8 @@ _SERVICES = "services.json"
 _KIND = "menv run"
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
 """How arguments of commands are written: a path may hold any bytes."""
+_RUN_DIR = re.compile("--run-d?i?r?")
+_OF_FOLDER = re.compile(f"{_RUN_DIR.pattern}(=.*)?|--resume-[a-z-]*", re.DOTALL)
 _LEFT_OUT = ("sampler_results", "hist_stats", "episode_media")
 """Parts of a result that are repeated in it, or hold pictures."""
 
@@ -74,6 +76,11 @@ def command_line(secrets: Iterable[str] = ()) -> str:
     start = ["menv"] if by_module or Path(program).name == "menv" else ["python", program]
     shown = starmap(_shown_word, pairwise(["", *arguments]))
     return shlex.join([*start, *(hidden(word, secrets) for word in shown)])
+
+
+def _names_folder(before: str, word: str) -> bool:
+    """Return whether a word is `--run-dir DIR`, a part of that, or `--resume-or-start`, which needs it."""
+    return bool(_OF_FOLDER.fullmatch(word) or _RUN_DIR.fullmatch(before))
 
 
 def _shown_word(before: str, word: str) -> str:
@@ -168,7 +175,7 @@ class RunFolder(Tracker):
         if is_used and not (resumes and _holds_run(self.path)):
             raise ConfigError(
                 f"run_dir {self.path}: not empty, expected a new folder; choose another name, or resume the run in it "
-                f"with menv train --resume {self.path}"
+                f"with menv train --resume {shlex.quote(str(self.path))}"
             )
         with writing("run_dir", f"the run folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -233,6 +240,18 @@ class Run:
         """The commands that started and resumed the run, a line each; "" if none is known."""
         with suppress(OSError):
             return (self.path / _COMMAND).read_text(**_ANY_TEXT).strip()
+        return ""
+
+    @property
+    def repeating(self) -> str:
+        """The command that started the run, without the folder that the run has taken; "" if none is known."""
+        text = ""
+        # Arguments may hold line breaks.
+        for line in self.command.splitlines(keepends=True):
+            text += line
+            with suppress(ValueError):
+                pairs = pairwise(["", *shlex.split(text)])
+                return shlex.join(word for before, word in pairs if not _names_folder(before, word))
         return ""
 
     @property

@@ -95,6 +95,20 @@ def replay(
     return run(capsule.env if env is None else env, context)
 
 
+class _LeftError(BaseException):
+    """The user left the debugger; no fault of the environment."""
+
+
+class _Debugger(pdb.Pdb):
+    """Notes that the user quits, of which `runcall` says nothing."""
+
+    left = False
+
+    def set_quit(self) -> None:
+        self.left = True
+        super().set_quit()
+
+
 class _Replay:
     """One replay: takes the recorded actions from each agent's list as the agent waits."""
 
@@ -147,6 +161,8 @@ class _Replay:
                 setattr(inner, method, partial(self._call, getattr(inner, method)))
             try:
                 return self._repeat(base_env, AgentSpaces(created, "observation"))
+            except _LeftError:
+                return self._report(STOPPED, f"in the debugger, after env step {self._steps}")
             except MenvError as error:
                 return self._judged(error)
         finally:
@@ -155,7 +171,13 @@ class _Replay:
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # The actions are sent before the step that failed.
-        return method(*args, **kwargs) if self._left else pdb.runcall(method, *args, **kwargs)
+        if self._left:
+            return method(*args, **kwargs)
+        debugger = _Debugger()
+        found = debugger.runcall(method, *args, **kwargs)
+        if debugger.left:
+            raise _LeftError
+        return found
 
     def _repeat(self, base_env: LocalEnvs, spaces: AgentSpaces) -> ReplayReport:
         base_env.begin_at({0: self._capsule.began})

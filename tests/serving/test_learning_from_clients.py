@@ -167,6 +167,29 @@ def test_several_policies_are_told_and_sent_while_one_is_added(lesson: Lesson) -
         assert bundles.keys() == {"red", "blue", "green"}
 
 
+@pytest.mark.parametrize("algorithm", [PPO, DQN])
+@pytest.mark.parametrize("mode", ["local", "remote"])
+def test_weights_that_do_not_learn_keep_their_number_and_clients_go_on(algorithm: Any, mode: str) -> None:
+    frozen: dict[str, Any] = {"multiagent": {"policies_to_train": []}}
+    with (
+        served(algorithm, doors=(TCP,), settings={"force_on_policy": True}, **frozen) as one,
+        one.client(mode, update_interval=0.0) as client,
+    ):
+        with one.training():
+            # Several train batches of 32 steps, after each of which a local client asks for the next weights.
+            for _ in range(4):
+                episode_id = client.start_episode()
+                for number in range(40):
+                    client.get_action(episode_id, obs_of(number))
+                    client.log_returns(episode_id, 1.0)
+                client.end_episode(episode_id, obs_of(0))
+            assert eventually(lambda: one.algo.iteration >= 3)
+        assert one.source.broker.weights_seq_no == 1
+        assert client.weights_seq_no in (None, 1)
+        one.algo.set_weights(one.algo.get_weights())
+        assert one.source.broker.weights_seq_no == 2
+
+
 def test_threads_that_set_weights_at_once_publish_one_number_each() -> None:
     faults: list[BaseException] = []
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes  # noqa: F401
 import errno
 import faulthandler
+import io
 import json
 import os
-import pdb
 import re
+import shlex
 import signal  # noqa: F401
 import subprocess
 import sys
@@ -104,7 +105,10 @@ def crash(error: type[Exception] = EnvCrashError, **config: Any) -> Path:
     """Train until the environment ends the run; return the capsule that the message names."""
     with PPO({"env": "cliff", **SETTINGS, **config}) as algo, pytest.raises(error) as raised:
         algo.learn(20_000)
-    return Path(str(raised.value).rpartition("; replay it with: menv replay ")[2])
+    command = str(raised.value).rpartition("; replay it with: menv replay ")[2]
+    path, *imports = shlex.split(command)
+    assert imports in (["--import", __name__], ["--env", "MODULE:CLASS"])
+    return Path(path)
 
 
 def mode(name: str) -> Callable[[Any], Cliff]:
@@ -394,7 +398,8 @@ def test_a_capsule_replaces_no_other(tmp_path: Path) -> None:
     capsules.folder = tmp_path
     written = [capsules.write(RECORD) for _ in range(2)]
     assert written == [
-        f"; replay it with: menv replay {tmp_path / name}" for name in ("001.json", "002.json")
+        f"; replay it with: menv replay {tmp_path / name} --import {__name__}"
+        for name in ("001.json", "002.json")
     ]
 
 
@@ -442,20 +447,27 @@ def test_other_environments_are_judged_to_be_others() -> None:
     assert replay(path, env="pairs").verdict == NONE
 
 
-def test_the_replay_stops_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_replay_stops_where_it_is_asked_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = crash()
     steps = replay(path).env_steps
     assert replay(path, until_step=4) == replay(path, until_step=4)
     assert replay(path, until_step=4).verdict == STOPPED
-    calls: list[Any] = []
-
-    def runcall(method: Any, *args: Any) -> Any:
-        calls.append(method.__self__.t)
-        return method(*args)
-
-    monkeypatch.setattr(pdb, "runcall", runcall)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("p ('at', self.t)\nc\n"))
     assert replay(path, debug=True).verdict == SAME
-    assert calls == [steps - 1]
+    assert f"('at', {steps - 1})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("typed", ["q\n", "n\nq\n", ""])
+def test_leaving_the_debugger_is_no_fault_of_the_environment(
+    typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = crash()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    report = replay(path, debug=True)
+    assert report.verdict == STOPPED
+    assert "in the debugger, after env step" in str(report)
 
 
 def test_the_command_prints_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:

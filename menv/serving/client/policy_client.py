@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import threading
 import uuid
 from collections import OrderedDict
@@ -386,7 +387,8 @@ class PolicyClient:
         if of_env and self._episodes and isinstance(error, Exception):
             content = {**self._taken.record(error), "config": {"address": str(self._address)}}
             if path := write_capsule(None, content, {self._token or ""}):
-                repeats = f"replay it with: menv replay {path} --env MODULE:CLASS --seed SEED_OF_RESET"
+                command = shlex.join(["menv", "replay", str(path), "--env", "MODULE:CLASS", "--seed"])
+                repeats = f"replay it with: {command} SEED_OF_RESET"
                 error.add_note(f"its crash capsule: {path}" if content["actions"] is None else repeats)
         # Show the original error, not the failure to send because of it.
         self._disconnect()
