@@ -49,6 +49,7 @@ class GymVectorEnvs(LockstepEnvs):
         self._action_dtype = env.action_space.dtype if isinstance(env.action_space, kinds) else None
         # [E] sub-environments that the next step resets.
         self._due: Flags | None = None
+        self._step_infos: Mapping[str, Any] = _NO_INFO
         self._last_actions: npt.NDArray[Any] | None = None
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
@@ -125,6 +126,7 @@ class GymVectorEnvs(LockstepEnvs):
             # The final entries belong to the episode before.
             step.infos = self._infos_of({name: infos[name] for name in infos if name not in _OF_ENDS})
             return
+        self._step_infos = infos
         step.finals = [own_copy(step.obs[index]) for index in which]
         step.final_infos = [info_of(infos, index) for index in which]
         # The reset may write into the arrays that the step returned.
@@ -135,8 +137,7 @@ class GymVectorEnvs(LockstepEnvs):
     def _reset_done(self, step: VectorStep, done: Flags) -> None:
         if self._mode == DISABLED:
             step.obs, reset_infos = self._reset_some(done)
-            infos = step.infos.by_name if isinstance(step.infos, VectorInfos) else {}
-            step.infos = VectorInfos(infos, self._all_slots, (reset_infos, done))
+            step.infos = VectorInfos(self._step_infos, self._all_slots, (reset_infos, done))
 
     def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """Do nothing if the next step resets the sub-environment anyway, or if it was just reset."""
@@ -271,11 +272,6 @@ class VectorInfos(Sequence[Mapping[str, Any]]):
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return map(self._of, self._indices.tolist())
-
-    @property
-    def by_name(self) -> Mapping[str, Any]:
-        """The infos as gymnasium returned them."""
-        return self._infos
 
     @property
     def names(self) -> Collection[str]:

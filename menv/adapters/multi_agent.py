@@ -237,7 +237,8 @@ class MultiAgentEnvs(LocalEnvs):
             return
         if not self._trackers[index].step(result, self._events):
             return
-        if self.pauses_at_ends:
+        # A poll pauses once: an env step without agents can end the next episode, too.
+        if self.pauses_at_ends and not self.paused:
             self._over.append(index)
         else:
             self._trackers[index].begin(*self._next_episode(index), self._events)

@@ -114,7 +114,7 @@ class LockstepEnvs(Adapter):
                 f"{missing[:16]}, expected all: they step together; answer every row that poll returned"
             )
         if self._paused_step is not None:
-            self._resume()
+            self._set_rows(self._paused_step)
         elif self._actions is not None:
             self._step()
         self.paused = self._paused_step is not None
@@ -179,7 +179,7 @@ class LockstepEnvs(Adapter):
     ) -> tuple[Any, Any]:
         self._refuse_two_drivers()
         if self._paused_step is not None:
-            self._resume()
+            self._set_rows(self._paused_step)
         if not self._started:
             self._start(seed, options)
         elif env_id is not None:
@@ -315,11 +315,6 @@ class LockstepEnvs(Adapter):
                 return
         self._set_rows(step)
 
-    def _resume(self) -> None:
-        step, self._paused_step = self._paused_step, None
-        assert step is not None
-        self._set_rows(step)
-
     def _take_step(self, actions: object, slots: IntArray | None) -> VectorStep:
         """Take an env step. A reset is no step: a reward that wrappers add to it is dropped."""
         step = self._step_all(actions, slots)
@@ -328,6 +323,7 @@ class LockstepEnvs(Adapter):
         return step
 
     def _set_rows(self, step: VectorStep) -> None:
+        self._paused_step = None
         rewards = as_rewards(step.rewards, lambda: env_reward_labels("step"))
         begun, absent = step.begun, None
         if step.done is not None:

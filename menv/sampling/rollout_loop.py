@@ -6,7 +6,6 @@ It works for every `BaseEnv`, one row per waiting agent. `menv.sampling.sampler`
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -125,16 +124,13 @@ class RolloutLoop:
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Poll, again after each pause, and record what came: ends first, then joins, then rows."""
-        for pauses in itertools.count():
+        while True:
             before = perf_counter()
             polled: Ready = self._base_env.poll(timeout)
             self._timers.env += perf_counter() - before
             self._apply(polled)
             if not self._base_env.paused:
-                break
-            if pauses >= _EMPTY_POLLS:
-                raise _empty_polls_error(pauses, self._base_env.gone)
-        return polled
+                return polled
 
     def _apply(self, ready: Ready) -> None:
         self.env_steps = ready.env_steps
