@@ -14,13 +14,12 @@ import abc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from menv.errors import ConfigError, EnvFault
-from menv.migration_hints import hinted
 from menv.spaces import call_method
 
 
@@ -350,9 +349,6 @@ class BaseEnv(abc.ABC):
 
     unwrapped = property(innermost)
     to_base_env = convert_env
-
-    if not TYPE_CHECKING:
-        __getattr__ = hinted("BaseEnv")
 
     @abc.abstractmethod
     def poll(self, timeout: float | None = None) -> Any:

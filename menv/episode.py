@@ -6,14 +6,13 @@ The sampler creates and fills it. It knows ids, rewards and lengths, and for cal
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from menv import rng
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId
 from menv.errors import ConfigError, ContractError
-from menv.migration_hints import hinted
 
 MEMBER_REWARDS = "__member_rewards__"
 """Key in the last info dict of a group's trajectory: the return of each member in that trajectory."""
@@ -63,9 +62,6 @@ class Episode:
         "match",
         "unclaimed_rewards",
     )
-
-    if not TYPE_CHECKING:
-        __getattr__ = hinted("Episode")
 
     def __init__(self, episode_id: int, env_id: EnvId) -> None:
         self.episode_id = episode_id

@@ -14,14 +14,13 @@ import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from menv.base_env import SINGLE_AGENT, AgentId
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError, MenvError
-from menv.migration_hints import HINTS, hinted
 from menv.policy_spec import PolicySpec, check_policy_id
 from menv.spaces import OR_MANY_AGENTS
 
@@ -99,13 +98,6 @@ class PolicyMap:
                     "a loss in a subclass of menv.algorithms.PPOPolicy, or leave the policy out of policies_to_train",
                     stacklevel=2,
                 )
-
-    def __getitem__(self, policy_id: Any) -> Any:
-        """Raise a TypeError that says where policies are."""
-        raise TypeError(f"policy_map[{policy_id!r}]: {HINTS['PolicyMap']['get']}")
-
-    if not TYPE_CHECKING:
-        __getattr__ = hinted("PolicyMap")
 
     def changed(
         self,

@@ -196,14 +196,6 @@ def test_who_defines_a_learning_that_is_never_called_is_warned_unless_the_policy
     PolicyMap(policies, lambda agent_id: "net", ["net"])
 
 
-@pytest.mark.parametrize(
-    "ask", [lambda found: found["a"], lambda found: "a" in found, lambda found: found.keys()]
-)
-def test_a_map_holds_no_policies_and_says_where_they_are(ask: Any) -> None:
-    with pytest.raises((TypeError, AttributeError), match=r"worker.policies has the policies by id"):
-        ask(PolicyMap(["a"]))
-
-
 @pytest.mark.parametrize("given", ["RandomPolicy", RandomPolicy(SPACE, SPACE)])
 def test_a_policy_or_its_name_in_the_place_of_its_class_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"PolicySpec: policy_class is .*, expected a class"):

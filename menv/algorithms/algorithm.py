@@ -38,7 +38,7 @@ from menv.algorithms.weight_publisher import ExternalClients
 from menv.callbacks import read_callbacks
 from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.metrics import Metrics
-from menv.migration_hints import Result, hinted, old_arguments, warn_of_uncalled
+from menv.migration_hints import Result, hint, hinted, old_arguments, warn_of_uncalled
 from menv.policy import Policy, one_row, weights_of
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 from menv.policy_spec import ids_given, spec_by_parts, spec_like
@@ -75,7 +75,7 @@ class Algorithm:
     run_dir: Path | None = None
 
     if not TYPE_CHECKING:
-        __getattr__ = hinted("Algorithm")
+        __getattr__ = hinted(lambda algo, name: hint("Algorithm", name))
 
     @old_arguments("settings go into config, such as config={'lr': 0.001}")
     def __init__(self, config: Any = None, env: Any = None) -> None:

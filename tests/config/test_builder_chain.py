@@ -111,7 +111,7 @@ def test_each_call_returns_a_changed_copy(method: str, settings: dict[str, Any])
             lambda: PPOConfig().training(lr=1, learning_rate=1),
             "'learning_rate' is 'lr', expected one of them",
         ),
-        (lambda: PPOConfig().environment(horizon=5), "gymnasium.wrappers.TimeLimit"),
+        (lambda: PPOConfig().environment(horizon=5), "menv.wrappers.TimeLimit"),
         (lambda: PPOConfig().rollouts(num_worker=5), "did you mean 'num_workers'"),
         (lambda: PPOConfig().multi_agent(policy_mapping=first), "did you mean 'policy_mapping_fn'"),
         (lambda: PPOConfig().callbacks(Mine).callbacks(Mine), "write callbacks=MyCallbacks"),

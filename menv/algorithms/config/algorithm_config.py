@@ -26,7 +26,6 @@ from menv.algorithms.config.setting import (
     Settings,
     by_name,
     field_name,
-    renamed,
     setting,
     setting_hint,
     table,
@@ -217,7 +216,7 @@ class AlgorithmConfig(BuilderChain, Settings):
     """
 
     if not TYPE_CHECKING:
-        __getattr__ = hinted("Config", lambda config, key: renamed(key, table(type(config))))
+        __getattr__ = hinted(lambda config, key: setting_hint(key, table(type(config))))
 
     env: Any = setting(None, methods="environment")
     """A registered name, a class, a function of the `EnvContext`, a gymnasium id, or "package.module:Class"."""
