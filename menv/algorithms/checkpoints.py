@@ -39,6 +39,7 @@ from menv.inference.checkpoint_folder import (
     write_policies,
 )
 from menv.metrics import Metrics
+from menv.plain_files import inside
 from menv.policy import weights_of
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
@@ -243,7 +244,7 @@ class Checkpoints:
         for policy_id, learner_seed in tree["learners"]:
             _check_counts({"seed": learner_seed}, f"learners.{policy_id}")
         policy_set, progress = self.policy_set, self.progress
-        league, snapshots = self.league, saved.folder / FOLDER
+        league, snapshots = self.league, inside(saved.folder, FOLDER)
         if league is not None:
             league.check_state(tree.get("league"), snapshots)
         seed = progress.seed if keep_seed else int(tree["seed"])

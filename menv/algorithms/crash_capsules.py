@@ -22,6 +22,7 @@ import numpy as np
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.stored_config import NamedOnlyError, as_json, stored_setting
 from menv.errors import WORKER, ConfigError, EnvFaultWarning, MenvError
+from menv.plain_files import read
 from menv.registry import RegisteredEnv, is_known
 from menv.serialization import (
     CAPSULE,
@@ -37,7 +38,6 @@ from menv.serialization import (
 
 CRASHES = "crashes"
 """The folder of capsules in a run folder."""
-_MOST_BYTES = 1 << 26
 _MOST_OF_A_CAUSE = 5
 _COSTS = (
     "its episode is lost and the environment was re-created, expected none to raise; fix it, or set "
@@ -126,11 +126,7 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     """
     file = path_given("capsule", path)
     try:
-        with file.open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"larger than {_MOST_BYTES} bytes")
-        content = read_json(data)
+        content = read_json(read(file))
         is_capsule = isinstance(content, dict) and content.get("kind") == CAPSULE
         if is_capsule and content.get("version") != CAPSULE_VERSION:
             raise ConfigError(

@@ -29,6 +29,7 @@ from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.inference.policy_bundle import (
     MANIFEST,
     ExportCache,
+    copy_folder,
     load_into,
     parse_manifest,
     policy_files,
@@ -37,6 +38,7 @@ from menv.inference.policy_bundle import (
     write_folder,
 )
 from menv.metrics import FIRST_ELO, EpisodeSummary, Metrics, update_elo
+from menv.plain_files import inside
 from menv.policy import RandomPolicy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
@@ -320,7 +322,7 @@ class League:
 
     @staticmethod
     def _read(folder: Path, bundle: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-        manifest, files = read_folder(folder / bundle)
+        manifest, files = read_folder(inside(folder, bundle))
         if manifest["sha256"] != bundle:
             raise ConfigError(
                 f"{folder / bundle}: holds the policy {manifest['sha256'][:16]}, expected the one that the folder is "
@@ -417,7 +419,7 @@ class League:
         for member in self.members.values():
             for bundle in member.bundles.values():
                 if not (target / bundle).exists():
-                    shutil.copytree(source / bundle, target / bundle, copy_function=copy)
+                    copy_folder(source / bundle, target / bundle, copy)
 
     def stop(self) -> None:
         """Delete the temporary folder; may be called more than once."""

@@ -24,6 +24,7 @@ from menv.algorithms.config.stored_config import stored_config
 from menv.algorithms.crash_capsules import CRASHES
 from menv.errors import ConfigError, MissingExtraError, NotWrittenError
 from menv.inference.checkpoint_folder import LATEST
+from menv.plain_files import inside
 from menv.serving.interrupts import Terminations, updates
 from menv.tracking.progress import progress
 from menv.tracking.report import flat_settings
@@ -80,7 +81,7 @@ def run_folder(algo: Algorithm, path: str | PathLike[str], zoo: str | None = Non
     }
     folder = RunFolder(path, content, iteration=algo.iteration)
     algo.run_dir = folder.path
-    algo._crash_capsules.folder = folder.path / CRASHES
+    algo._crash_capsules.folder = inside(folder.path, CRASHES)
     return folder
 
 
@@ -154,7 +155,7 @@ class StopRule:
             first = key.partition("/")[0]
             if first == "evaluation" and first not in result:
                 value, wrong = None, "" if self._evaluates else _NO_EVALUATION
-            elif first in result.get("recording", ()):
+            elif first in (result.get("recording") or ()):
                 value, wrong = None, _NO_EPISODES.format(key)
             else:
                 value, wrong = _found(result, key)
@@ -312,7 +313,6 @@ def train_until(
     """
     followers = Trackers(trackers)
     saving.begin(algo.iteration)
-    algo._begin_iteration()
     reason = "interrupted"
     try:
         followers.call(Tracker.begin, algo)

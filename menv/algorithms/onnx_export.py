@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +39,7 @@ from menv.inference.acting_graphs import GraphKind
 from menv.inference.golden import Golden, difference, golden_backend, make_golden
 from menv.inference.network_policy import NetworkPolicy
 from menv.inference.onnx_backend import open_session
+from menv.plain_files import replacing
 from menv.policy import Policy, check_one_policy
 from menv.serialization import path_given, space_to_json, writing
 from menv.spaces import leaves, paths
@@ -445,10 +444,6 @@ def _difference(model: bytes, policy: NetworkPolicy, golden: Golden, answers: st
 
 def _write(path: Path, model: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.parent / f".{path.name[:100]}.{secrets.token_hex(6)}.tmp"
-    try:
+    with replacing(path) as draft:
         draft.write_bytes(model)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
     return path

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from menv.errors import ConfigError, EnvCrashError, MenvError, UnknownNameError
+from menv.plain_files import read_named
 
 _OBJECT = re.compile(r"@(\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
 _FUNCTION = re.compile(r"^(from_checkpoint: |\w+: (?=there is no folder ))")
@@ -119,10 +120,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); check the path") from None
+    text = read_named("settings", path)
     if path.suffix == ".json":
         return _json_object(text)
     try:

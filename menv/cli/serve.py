@@ -9,7 +9,7 @@ from menv.cli.arguments import Parser, parsed, port, take_imports
 from menv.cli.reopen import take_trust
 from menv.cli.train import train, train_parser
 from menv.env_context import InputContext
-from menv.errors import ConfigError
+from menv.plain_files import read_named
 from menv.serving.policy_server import PolicyServerInput, TransportName
 from menv.serving.transports.access import Access
 
@@ -75,11 +75,4 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv serve") ->
 
 
 def _token(file: str | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return Path(file).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"--token-file {file}: cannot be read ({error}), expected a text file with the token; check the path"
-        ) from None
+    return None if file is None else read_named("--token-file", Path(file)).strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -146,7 +145,7 @@ def export(arguments: Sequence[str], program: str) -> int:
     with writing("export", f"policies in {target}"):
         for policy_id in found if args.policy is None else [args.policy]:
             folder = entries[policy_id]["folder"]
-            shutil.copytree(
+            policy_bundle.copy_folder(
                 checkpoint / POLICIES / folder, target if args.policy is not None else target / folder
             )
     print_text(f"{target}\n  show it: menv show {shlex.quote(str(target))}", program)

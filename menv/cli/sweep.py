@@ -53,7 +53,8 @@ from menv.cli.arguments import (
 )
 from menv.cli.train import train_parser
 from menv.errors import ConfigError, MissingExtraError
-from menv.serialization import writing
+from menv.plain_files import inside, opened, read, replacing
+from menv.serialization import read_json, writing
 from menv.serving.interrupts import Terminations
 from menv.tracking.report import write_report
 from menv.tracking.run_folder import Run, locked, scalars
@@ -68,6 +69,8 @@ except ImportError as error:
     ) from error
 
 _RANGE = "expected {float = [low, high]}, {int = [low, high]}, both with log = true or step, or {choice = [values]}"
+_TAIL, _MOST_JOURNAL = 1 << 16, 1 << 28
+"""Bytes at the end of a log that are read, and of a journal."""
 _RETRIES = "retries"
 """The attribute of a trial that repeats a failed one: its number."""
 _REQUIRED = {"stop": "num_env_steps_sampled = 20_000", "space": "lr = {float = [1e-4, 1e-2]}"}
@@ -185,8 +188,9 @@ class Sweep:
         self._is_new = not path.exists()
         if not self._is_new:
             before: dict[str, Any] = {}
-            with suppress(ValueError, TypeError):
-                before = dict(json.loads(path.read_bytes()))
+            data = read(path)
+            with suppress(ValueError, TypeError, RecursionError):
+                before = dict(read_json(data))
             if other := [key for key in mine if mine[key] != before.get(key)]:
                 raise ConfigError(
                     f"{self.folder}: holds another sweep ({', '.join(other)} differ), expected the same one; choose "
@@ -197,13 +201,14 @@ class Sweep:
                 f"{self.folder}: holds something else, expected a new folder; choose another --dir"
             )
         else:
-            path.write_text(json.dumps(mine, indent=2), "utf-8")
+            with opened(path, "x", encoding="utf-8") as file:
+                file.write(json.dumps(mine, indent=2))
 
     def _open_study(self, pruner: optuna.pruners.BasePruner) -> optuna.Study:
         journal = self.folder / "journal.log"
-        if journal.exists():
+        with suppress(FileNotFoundError), opened(journal, "r+b") as file:
             # A sweep that was killed, or had no room, may have written half a line.
-            os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
+            file.truncate(read(journal, _MOST_JOURNAL).rfind(b"\n") + 1)
         try:
             return optuna.create_study(
                 storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))), study_name="sweep",
@@ -309,7 +314,7 @@ class Sweep:
 
     def _run(self, trial: optuna.Trial, seed: int) -> None:
         log = self._run_folder(trial.number, seed).with_suffix(".log")
-        with log.open("a", encoding="utf-8") as stderr:
+        with opened(log, "a", encoding="utf-8") as stderr:
             # Held until the run ends, also where the sweep was killed: the next sweep waits for it here.
             with suppress(ImportError):
                 import fcntl
@@ -362,7 +367,7 @@ class Sweep:
                     raise optuna.TrialPruned
 
     def _run_folder(self, number: int, seed: int) -> Path:
-        return self.folder / f"trial-{number:03d}-seed-{seed}"
+        return inside(self.folder, f"trial-{number:03d}-seed-{seed}")
 
     def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
         own = [one.settings(params[name]) for name, one in self.space.items()]
@@ -375,7 +380,10 @@ class Sweep:
 
     def _write(self) -> None:
         seeds = [f"seed {seed}" for seed in range(self.file.seeds)]
-        with (self.folder / "trials.csv").open("w", encoding="utf-8", newline="") as file:
+        with (
+            replacing(self.folder / "trials.csv") as draft,
+            opened(draft, "w", encoding="utf-8", newline="") as file,
+        ):
             rows = csv.DictWriter(
                 file, ["trial", "state", "score", *seeds, *self.space, "error"], extrasaction="ignore"
             )
@@ -386,7 +394,8 @@ class Sweep:
                 rows.writerow({**one.params, **one.user_attrs, **about})
         for best in self.ranking()[:1]:
             settings = json.dumps(self._settings(best.params), indent=2)
-            (self.folder / "best.json").write_text(settings + "\n", "utf-8")
+            with replacing(self.folder / "best.json") as draft:
+                draft.write_text(settings + "\n", "utf-8")
 
     def _line(self, trial: optuna.trial.FrozenTrial) -> str:
         what = {
@@ -416,7 +425,9 @@ class Sweep:
 
 def _reason(log: Path, status: int) -> str:
     """Return why a run ended with a status other than 0."""
-    lines = log.read_text("utf-8", errors="replace").split("\n")
+    with opened(log) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        lines = file.read().decode(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
     reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last
     reason = reason.removeprefix("menv train: error: ")[:500]

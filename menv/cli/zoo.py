@@ -25,6 +25,7 @@ from typing import Any
 
 from menv.cli.arguments import merge
 from menv.errors import ConfigError
+from menv.plain_files import read
 
 ZOO = Path(__file__).parent.parent / "zoo"
 
@@ -55,7 +56,7 @@ class ZooSettings:
 def zoo_settings(env: str, table: str) -> ZooSettings | None:
     """Return the settings of a table for an environment; None if no file has that environment or the table."""
     for path in sorted(ZOO.glob("*.toml")):
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = tomllib.loads(read(path).decode())
         if table in content and any(fnmatchcase(env, pattern) for pattern in content["envs"]):
             settings: dict[str, Any] = {"base": table}
             algorithm = table

@@ -31,6 +31,7 @@ from menv.errors import ConfigError, UnknownNameError
 from menv.inference import policy_bundle
 from menv.inference.network_policy import NetworkPolicy
 from menv.inference.policy_bundle import ExportCache, read_policy, write_policy
+from menv.plain_files import MOST_BYTES, inside, opened, read
 from menv.policy import Policy
 from menv.policy_spec import ids_given
 from menv.serialization import (
@@ -56,9 +57,9 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 _NUMBER = re.compile(r"\d{6,18}")
 _FILE = re.compile(r"[a-z_]{1,40}\.(json|safetensors)")
 _MOST_FILES = 16
-_MOST_JSON, _MOST_VALUES = 1 << 26, 1 << 21
+_MOST_JSON, _MOST_VALUES = MOST_BYTES, 1 << 21
 """Bytes of a JSON file, and values in it; `save` refuses more."""
-_MOST_IN_MANIFEST = 1 << 19
+_MOST_IN_MANIFEST, _MOST_NAME = 1 << 19, 1 << 10
 _BLOCK = 1 << 20
 _here = threading.local()
 
@@ -181,7 +182,7 @@ def without_secrets_in(folder: Path) -> Iterator[Path]:
 def keep_only(root: Path, names: set[str]) -> None:
     """Delete all checkpoints except `names` and the latest one."""
     with _alone(root):
-        latest = (root / LATEST).read_text("ascii").strip()
+        latest = _named(root)
         for folder in numbered(root):
             if folder.name not in names and folder.name != latest:
                 gone = root / f".removed-{folder.name}-{secrets.token_hex(4)}"
@@ -208,7 +209,7 @@ def as_written(root: Path) -> list[Path]:
 def checkpoint_root(path: object) -> Path:
     """Return the folder of checkpoints: `checkpoints/` of a run folder, else `path` itself."""
     folder = folder_given("checkpoint", path)
-    inner = folder / RUN_CHECKPOINTS
+    inner = inside(folder, RUN_CHECKPOINTS)
     return inner if (inner / LATEST).is_file() and not (folder / MANIFEST).is_file() else folder
 
 
@@ -222,14 +223,14 @@ def find_checkpoint(path: object) -> Path:
             f"checkpoint {str(path)!r}: neither {MANIFEST} nor {LATEST} in it, expected a folder that save wrote; pass "
             "the folder that was given to save, a numbered one in it, or a run after its first checkpoint"
         )
-    name = (folder / LATEST).read_bytes()[:64].decode("ascii", "replace").strip()
+    name = _named(folder)
     if not _NUMBER.fullmatch(name):
         raise ConfigError(
             f"checkpoint {str(path)!r}: {LATEST} says {name!r}, expected the name of a numbered folder; pass one of "
             f"{[one.name for one in numbered(folder)][-8:]}"
         )
     # A folder that is being replaced has another name between two renames.
-    for candidate in (folder / name, *sorted(folder.glob(f".replaced-{name}-*"))):
+    for candidate in (inside(folder, name), *sorted(folder.glob(f".replaced-{name}-*"))):
         if (candidate / MANIFEST).is_file():
             return candidate
     raise ConfigError(
@@ -241,8 +242,7 @@ def find_checkpoint(path: object) -> Path:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint; ConfigError if it changed, or is of a newer format."""
     path = folder / MANIFEST
-    _check_size(path)
-    text = path.read_bytes()
+    text = read(path)
     try:
         manifest = read_json(text, _MOST_IN_MANIFEST)
         if not isinstance(manifest, dict):
@@ -264,7 +264,7 @@ def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of all files of a checkpoint by name; ConfigError names a missing or changed one."""
     for name, entry in manifest["files"].items():
         path = folder / name
-        if not path.is_file() or path.is_symlink():
+        if not path.is_file():
             raise ConfigError(
                 f"{path}: missing, expected a file of {entry['bytes']} bytes; load another checkpoint"
             )
@@ -276,23 +276,16 @@ def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Any:
-    if path.suffix == ".json":
-        _check_size(path)
     try:
         if path.suffix == ".json":
-            return read_json(path.read_bytes(), _MOST_VALUES)
-        with path.open("rb") as file:
+            return read_json(read(path), _MOST_VALUES)
+        with opened(path) as file:
             check_header(file.read(HEADER_SIZE))
         return load_file(path)
+    except ConfigError:
+        raise
     except (ValueError, RecursionError, SafetensorError, AttributeError, LookupError, TypeError) as error:
         raise _damaged(path, _why(error)) from error
-
-
-def _check_size(path: Path) -> None:
-    if path.stat().st_size > _MOST_JSON:
-        raise ConfigError(
-            f"{path}: {path.stat().st_size} bytes, expected at most {_MOST_JSON}; load another checkpoint"
-        )
 
 
 def _why(error: Exception) -> str:
@@ -387,7 +380,7 @@ def _remove(path: Path) -> None:
 
 def _sha256(path: Path) -> str:
     found = hashlib.sha256()
-    with path.open("rb") as file:
+    with opened(path) as file:
         while block := file.read(_BLOCK):
             found.update(block)
     return found.hexdigest()
@@ -418,12 +411,12 @@ def read_checkpoint(path: object, read: Callable[[Path], T]) -> T:
     raise AssertionError
 
 
-def _named(root: Path) -> bytes:
-    """Return the content of `LATEST`, b"" if there is none."""
+def _named(root: Path) -> str:
+    """Return the content of `LATEST`, "" if there is none."""
     try:
-        return (root / LATEST).read_bytes()[:64]
+        return read(root / LATEST, _MOST_NAME).decode("ascii", "replace").strip()
     except OSError:
-        return b""
+        return ""
 
 
 POLICIES, LEFT_OUT = "policies", "policies_left_out"
@@ -487,7 +480,7 @@ def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict
 
 
 def _side_by_side(path: Path) -> dict[str, Path]:
-    home = path / POLICIES if (path / POLICIES).is_dir() else path
+    home = inside(path, POLICIES) if (path / POLICIES).is_dir() else path
     found = sorted(part.parent for part in home.glob(f"*/{policy_bundle.MANIFEST}"))
     return {folder.name: folder for folder in found if not folder.name.startswith(".")}
 
@@ -514,7 +507,7 @@ def _of_checkpoint(folder: Path, chosen: list[str] | None) -> dict[str, Policy]:
 
 def _of_run(checkpoint: Path, entry: Mapping[str, str]) -> NetworkPolicy:
     """Return a policy of a checkpoint from its manifest entry."""
-    home = checkpoint / POLICIES / entry["folder"]
+    home = inside(checkpoint, POLICIES, entry["folder"])
     # The policy's manifest has the hashes of its files; `read_policy` refuses a missing one.
     if (home / policy_bundle.MANIFEST).is_file() and _hash(home) != entry["sha256"]:
         raise ConfigError(
@@ -564,5 +557,4 @@ def _why_not_loadable(error: Exception) -> str:
 
 
 def _hash(home: Path) -> str:
-    with (home / policy_bundle.MANIFEST).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(read(home / policy_bundle.MANIFEST)).hexdigest()

@@ -15,8 +15,7 @@ import json
 import os
 import secrets
 import shutil
-import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -28,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 import menv
+from menv import plain_files
 from menv.connectors.action_output import ActionOutput, flat_action_space
 from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -161,29 +161,21 @@ def check_size(name: str, size: int, where: str) -> None:
 def _read(folder: Path, name: str) -> bytes:
     path = folder / name
     try:
-        # Without O_NONBLOCK, opening a pipe would wait for a writer.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        return plain_files.read(path, _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path}: is missing, expected a file that export_checkpoint wrote; copy the folder again"
         ) from error
     except OSError as error:
-        if path.is_symlink():
-            raise ConfigError(
-                f"{path}: is a symbolic link, expected a plain file; copy the folder with what links lead to (cp -rL)"
-            ) from error
         raise ConfigError(
             f"{path}: cannot be opened ({error.strerror}), expected a plain file; copy the folder again"
         ) from error
-    try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{path}: is no plain file, expected one; copy the folder again")
-        check_size(name, found.st_size, f"{path}")
-        with open(handle, "rb", closefd=False) as file:
-            return file.read(found.st_size)
-    finally:
-        os.close(handle)
+
+
+def copy_folder(source: Path, target: Path, copy: Callable[[str, str], object] = shutil.copy2) -> None:
+    """Copy the files of a policy, which have been checked; other files stay where they are."""
+    known = {MANIFEST, *FILES}
+    shutil.copytree(source, target, ignore=lambda _, names: {*names} - known, copy_function=copy)
 
 
 def refuse_existing(folder: Path) -> None:

@@ -40,6 +40,7 @@ from menv.offline.episodes import (
     not_ours,
     to_columns,
 )
+from menv.plain_files import opened, replacing
 from menv.serialization import path_given, writing
 from menv.spaces import built, columns_of, paths
 
@@ -47,6 +48,9 @@ _STEPS = 1 << 16
 """Steps that are decoded at once, and a few more, because episodes stay whole."""
 _EPISODES = 200
 """Episodes of Minari that are read at once."""
+_MOST_HEADER, _MOST_PARTS = 1 << 24, 1 << 14
+"""Bytes of a text, and entries of a list, in the description of a Parquet file."""
+_MOST_MEMORY, _MOST_TIMES, _OF_A_VALUE = 1 << 30, 100, 4
 _SUFFIXES, _MINARI = (".parquet", ".jsonl"), "minari:"
 
 
@@ -69,12 +73,8 @@ def write_episodes(path: str | os.PathLike[str], episodes: Iterable[RecordedEpis
     write = _write_parquet if target.suffix == ".parquet" else _write_jsonl
     with writing(where, f"the recording {target}"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial_file = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            write(partial_file, header, whole)
-            partial_file.replace(target)
-        finally:
-            partial_file.unlink(missing_ok=True)
+        with replacing(target) as draft:
+            write(draft, header, whole)
     return target
 
 
@@ -115,10 +115,10 @@ def episode_sources(pattern: str | os.PathLike[str]) -> list[EpisodeSource]:
 
 def _sources(where: str, path: Path) -> Iterator[EpisodeSource]:
     text: Any
-    with _reading(where), path.open("rb") as file:
+    with _reading(where), opened(path) as file:
         if path.suffix == ".parquet":
             # Not the Arrow schema: an extension type in it could need a class.
-            found = _pyarrow()[1].read_metadata(path)
+            found = _parquet(file).metadata
             text, parts, read = (found.metadata or {}).get(KEY.encode()), found.num_row_groups, _read_parquet
         else:
             text, parts, read = file.readline(), 1, _read_jsonl
@@ -180,14 +180,39 @@ def _write_parquet(path: Path, header: Header, episodes: Sequence[RecordedEpisod
 
 
 def _read_parquet(where: str, path: Path, header: Header, number: int) -> Columns:
-    pa, pq = _pyarrow()
-    with pq.ParquetFile(path, memory_map=True) as file:
-        table = file.read_row_group(number, use_threads=False)
+    pa, _ = _pyarrow()
+    with opened(path) as file:
+        recording = _parquet(file)
+        _check_size(where, header, recording.metadata.row_group(number))
+        table = recording.read_row_group(number, [*header.columns], use_threads=False)
     found: Columns = {}
     for name, column in header.columns.items():
         array = table.column(name).combine_chunks().cast(_arrow_type(pa, column))
         found[name] = _from_arrow(where, name, array, column)
     return found
+
+
+def _parquet(file: Any) -> Any:
+    return _pyarrow()[1].ParquetFile(
+        file, thrift_string_size_limit=_MOST_HEADER, thrift_container_size_limit=_MOST_PARTS
+    )
+
+
+def _check_size(where: str, header: Header, group: Any) -> None:
+    """Refuse a part that needs a lot of memory: runs of equal values are a few bytes in a file."""
+    parts = [group.column(number) for number in range(group.num_columns)]
+    sizes = {name: column.dtype.itemsize for name, column in header.columns.items()}
+    needed = sum(
+        max(
+            part.num_values * (_OF_A_VALUE + sizes.get(part.path_in_schema.partition(".list.")[0], 8)),
+            part.total_uncompressed_size,
+        )
+        for part in parts
+    )
+    if needed > max(_MOST_MEMORY, _MOST_TIMES * sum(part.total_compressed_size for part in parts)):
+        raise not_ours(
+            where, f"a part of it needs {needed} bytes of memory, at most {_MOST_MEMORY} are taken"
+        )
 
 
 def _from_arrow(where: str, name: str, array: Any, column: Column) -> list[Any]:
@@ -205,7 +230,7 @@ def _from_arrow(where: str, name: str, array: Any, column: Column) -> list[Any]:
 
 
 def _write_jsonl(path: Path, header: Header, episodes: Sequence[RecordedEpisode]) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    with opened(path, "w", encoding="utf-8") as file:
         file.write(header.to_json() + "\n")
         for numbered in enumerate(episodes):
             file.write(json.dumps(to_columns(header, [numbered]), default=np.ndarray.tolist) + "\n")
@@ -213,7 +238,7 @@ def _write_jsonl(path: Path, header: Header, episodes: Sequence[RecordedEpisode]
 
 def _read_jsonl(where: str, path: Path, header: Header, number: int) -> Columns:
     lines: list[Any] = []
-    with path.open("rb") as file:
+    with opened(path) as file:
         next(file)
         for place, line in enumerate(file, 2):
             try:

@@ -24,6 +24,7 @@ import numpy as np
 
 import menv
 from menv.errors import ConfigError
+from menv.plain_files import plain_files, read, replacing
 from menv.serialization import path_given, without_secrets, writing
 from menv.tracking.curves import plot_curves
 from menv.tracking.run_folder import VIDEOS, Run
@@ -299,12 +300,12 @@ def write_report(
     path = output_path("report", default if output is None else output)
     text = page(report_data(runs))
     with writing("report", f"the report {path}"):
-        # Only a file is replaced: the path may be a pipe or a device.
-        is_file = path.is_file() or not path.exists()
-        draft = path.with_name(f".{path.name}.draft") if is_file else path
-        draft.write_text(text, "utf-8")
-        if is_file:
-            draft.replace(path)
+        # A user may name a pipe or a device.
+        if output is not None and path.exists() and not path.is_file():
+            path.write_text(text, "utf-8")
+        else:
+            with replacing(path) as draft:
+                draft.write_text(text, "utf-8")
     return path
 
 
@@ -349,8 +350,8 @@ def plot_runs(
         if len(curves) > 1:
             bands[name] = list(zip(line["x"], line["low"], line["high"], strict=True))
     title = str(runs[0].config.get("env"))
-    with writing("plot", f"the picture {path}"):
-        plot_curves(path, lines, bands=bands, title=title, y_label=label)
+    with writing("plot", f"the picture {path}"), replacing(path) as draft:
+        plot_curves(draft, lines, bands=bands, title=title, y_label=label)
     return path
 
 
@@ -543,20 +544,15 @@ def _settings(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _videos(runs: Sequence[Run]) -> tuple[list[dict[str, str]], int]:
     """Return the latest recorded episodes that fit into a page, and the number of the others."""
-    files = [
-        (path, run)
-        for run in runs
-        for path in (run.path / VIDEOS).rglob("*")
-        if path.suffix in (".gif", ".txt")
-    ]
+    files = [(path, run) for run in runs for path in plain_files(run.path / VIDEOS, "**/*", (".gif", ".txt"))]
     shown, room, left_out = [], _MOST_VIDEOS, 0
     for path, run in sorted(files, key=lambda one: one[0].name, reverse=True):
-        with suppress(OSError):
+        with suppress(OSError, ConfigError):
             size = path.stat().st_size
             if size > room:
                 left_out += 1
                 continue
-            data = path.read_bytes()
+            data = read(path, room)
             room -= size
             entry = {"run": run.name, "name": path.name}
             if path.suffix == ".gif":

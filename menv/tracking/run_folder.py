@@ -28,16 +28,26 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from itertools import pairwise, starmap
+from contextlib import ExitStack, suppress
+from itertools import count, pairwise, starmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
 import menv
 from menv.errors import ConfigError
-from menv.serialization import LEFT_OUT, folder_given, hidden, is_secret, path_given, without_secrets, writing
+from menv.plain_files import inside, opened, read, replacing
+from menv.serialization import (
+    LEFT_OUT,
+    folder_given,
+    hidden,
+    is_secret,
+    path_given,
+    read_json,
+    without_secrets,
+    writing,
+)
 from menv.tracking.tracker import Tracker
 
 CHECKPOINTS = "checkpoints"
@@ -53,12 +63,20 @@ _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
 """How arguments of commands are written: a path may hold any bytes."""
 _RUN_DIR = re.compile("--run-d?i?r?")
 _OF_FOLDER = re.compile(f"{_RUN_DIR.pattern}(=.*)?|--resume-[a-z-]*", re.DOTALL)
+_MOST_TEXT, _MOST_TABLE = 1 << 24, 1 << 28
+"""Bytes of a line, of small files, and of a table."""
+_LARGEST = sys.float_info.max
 _LEFT_OUT = ("sampler_results", "hist_stats", "episode_media")
 """Parts of a result that are repeated in it, or hold pictures."""
 
 
 def next_run_dir(env: str, algorithm: str, root: str | os.PathLike[str] = "runs") -> Path:
-    """Return the next free `root/<env>-<algorithm>-<NNN>`; nothing is created."""
+    """Create the next free `root/<env>-<algorithm>-<NNN>`, which no other process gets, and return its path.
+
+    Raises:
+        ConfigError: `root` is no path.
+        NotWrittenError: The folder cannot be made.
+    """
     words = (
         re.sub(r"[^\w.]+", "-", env.replace(".py:", ":")).encode()[:150].decode(errors="ignore").strip("-.")
         or "env"
@@ -66,7 +84,13 @@ def next_run_dir(env: str, algorithm: str, root: str | os.PathLike[str] = "runs"
     stem = f"{words}-{algorithm}-"
     folder = path_given("run_dir", root)
     taken = [path.name[len(stem) :] for path in folder.glob(f"{stem}*")] if folder.is_dir() else []
-    return folder / f"{stem}{max((int(one) for one in taken if one.isdecimal()), default=0) + 1:03d}"
+    last = max((int(one) for one in taken if one.isdecimal()), default=0)
+    with writing("run_dir", f"a run folder in {folder}"):
+        for number in count(last + 1):
+            with suppress(FileExistsError):
+                (path := folder / f"{stem}{number:03d}").mkdir(parents=True)
+                return path
+    raise AssertionError
 
 
 def command_line(secrets: Iterable[str] = ()) -> str:
@@ -165,7 +189,7 @@ class RunFolder(Tracker):
         iteration: int = 0,
     ) -> None:
         self.path = path_given("run_dir", path)
-        self.checkpoints = self.path / CHECKPOINTS
+        self.checkpoints = inside(self.path, CHECKPOINTS)
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"run_dir {self.path}: a file, expected a folder; choose another name")
         # A run that was interrupted in its first iteration has no results.
@@ -177,17 +201,18 @@ class RunFolder(Tracker):
                 f"run_dir {self.path}: not empty, expected a new folder; choose another name, or resume the run in it "
                 f"with menv train --resume {shlex.quote(str(self.path))}"
             )
-        with writing("run_dir", f"the run folder {self.path}"):
+        with writing("run_dir", f"the run folder {self.path}"), ExitStack() as undone:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = locked(self.path)
+            self._lock = undone.enter_context(locked(self.path))
             if iteration:
                 cut_after(self.path, iteration)
             self._tables = (JSONL(self.path / _RESULTS), CSV(self.path / _PROGRESS))
             secrets: set[str] = set()
             shown = without_secrets({"kind": _KIND, **config}, secrets)
             _replace(self.path / _CONFIG, json.dumps(shown, indent=2))
-            with (self.path / _COMMAND).open("a", **_ANY_TEXT) as file:
+            with opened(self.path / _COMMAND, "a", **_ANY_TEXT) as file:
                 file.write(f"{command or command_line(secrets)}\n")
+            undone.pop_all()
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Write one line to each file."""
@@ -233,13 +258,13 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
-        return self.path / CHECKPOINTS
+        return inside(self.path, CHECKPOINTS)
 
     @property
     def command(self) -> str:
         """The commands that started and resumed the run, a line each; "" if none is known."""
         with suppress(OSError):
-            return (self.path / _COMMAND).read_text(**_ANY_TEXT).strip()
+            return read(self.path / _COMMAND, _MOST_TEXT).decode(**_ANY_TEXT).strip()
         return ""
 
     @property
@@ -258,14 +283,14 @@ class Run:
     def digest(self) -> str:
         """The digest of everything sampled, "" before the first result."""
         with suppress(OSError):
-            return (self.path / _DIGEST).read_text("utf-8").strip()
+            return read(self.path / _DIGEST, _MOST_TEXT).decode(errors="replace").strip()
         return ""
 
     @property
     def is_running(self) -> bool:
         """Whether a process is writing the folder."""
         # Reading needs no right to write, and leaves no file behind.
-        with suppress(OSError), (self.path / ".lock").open("rb") as file:
+        with suppress(OSError), opened(self.path / ".lock") as file:
             return not _shares(file)
         return False
 
@@ -278,25 +303,28 @@ class Run:
         path = self.path / _PROGRESS
         try:
             columns, rows = _header(path), list(_rows(path))
-            if path.is_file() and b"\n" not in path.read_bytes():
-                raise ValueError("no complete line")
+            if path.is_file() and not _text(path).count("\n"):
+                raise _damaged(path, "no complete line")
             table = np.array([[float(cell or "nan") for cell in row] for row in rows], np.float64)
             return dict(zip(columns, table.reshape(len(rows), len(columns)).T, strict=True))
-        except (ValueError, csv.Error) as error:
-            raise ConfigError(
-                f"{path}: damaged ({error}), expected a number per column in each line; restore the file, or delete "
-                "the run"
-            ) from None
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise _damaged(path, error) from None
 
     def results(self) -> Iterator[dict[str, Any]]:
         """Yield the results; a line that was being written is left out."""
-        with (
-            suppress(FileNotFoundError),
-            (self.path / _RESULTS).open(encoding="utf-8", errors="replace") as file,
-        ):
-            for line in file:
+        with suppress(FileNotFoundError), opened(self.path / _RESULTS) as file:
+            while line := file.readline(_MOST_TEXT):
+                if len(line) == _MOST_TEXT:
+                    raise ConfigError(
+                        f"{file.name}: a line of {len(line)} bytes or more, expected a result; restore the file"
+                    )
+                one: Any = None
                 with suppress(ValueError, RecursionError):
-                    yield json.loads(line)
+                    one = read_json(line)
+                if isinstance(one, dict) and isinstance(one.get("training_iteration", 0), int | float):
+                    yield one
 
 
 def scalars(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -335,8 +363,8 @@ def _numbers(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, float]
         # Halves of characters have no place in a file.
         tag = f"{path}{key}".encode("utf-8", "backslashreplace").decode("utf-8")
         if isinstance(value, int | float | np.integer | np.floating):
-            if not isinstance(value, bool) and math.isfinite(number := float(value)):
-                yield tag, number
+            if not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST:
+                yield tag, float(value)
         elif isinstance(value, Mapping):
             yield from _numbers(value, f"{tag}/")
 
@@ -350,7 +378,9 @@ def _holds_run(folder: Path) -> bool:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / _CONFIG
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = read_json(read(path))
+    except ConfigError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}), expected the JSON of a run") from None
     if not isinstance(content, dict):
@@ -362,7 +392,7 @@ def known_services(folder: Path | None) -> dict[str, tuple[str, str]]:
     """Return the project or experiment and the run of each service that a run folder remembers."""
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         if folder is not None:
-            known = json.loads((folder / _SERVICES).read_text("utf-8"))
+            known = read_json(read(folder / _SERVICES, _MOST_TEXT))
             return {str(package): (str(name), str(run)) for package, (name, run) in known.items()}
     return {}
 
@@ -375,9 +405,9 @@ def remember_service(folder: Path | None, package: str, name: str, run: str) -> 
             _replace(folder / _SERVICES, json_text(known))
 
 
-def locked(folder: Path) -> BinaryIO:
+def locked(folder: Path) -> IO[bytes]:
     """Return a file that is locked until it is closed or the process ends."""
-    file = (folder / ".lock").open("a+b")
+    file = opened(folder / ".lock", "a+b")
     if os.name == "nt":
         return file
     import fcntl
@@ -401,7 +431,7 @@ def locked(folder: Path) -> BinaryIO:
     )
 
 
-def _shares(file: BinaryIO) -> bool:
+def _shares(file: IO[bytes]) -> bool:
     """Lock a file with others that look at it; return False if a process is writing the run."""
     if os.name == "nt":
         return True
@@ -425,23 +455,41 @@ def cut_after(folder: Path, iteration: int) -> None:
     if "training_iteration" in columns:
         place = columns.index("training_iteration")
         rows = [
-            row for row in _rows(path) if len(row) == len(columns) and float(row[place] or 0) <= iteration
+            row for row in _rows(path) if len(row) == len(columns) and _figure_in(row[place]) <= iteration
         ]
         _replace(path, _csv(columns, *rows))
 
 
 def _header(path: Path) -> list[str]:
-    with suppress(FileNotFoundError, NotADirectoryError), path.open(newline="", encoding="utf-8") as file:
-        return next(csv.reader(file), [])
-    return []
+    return next(iter(_parsed(path, _text(path))), [])
 
 
 def _rows(path: Path) -> Iterator[list[str]]:
     """Yield the rows below the header; a last line without its end was not written completely."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        text = path.read_text("utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        yield from list(csv.reader(io.StringIO(whole)))[1:]
+    text = _text(path)
+    yield from _parsed(path, text[: text.rfind("\n") + 1])[1:]
+
+
+def _text(path: Path) -> str:
+    try:
+        return read(path, _MOST_TABLE).decode()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except UnicodeDecodeError as error:
+        raise _damaged(path, error) from None
+
+
+def _parsed(path: Path, text: str) -> list[list[str]]:
+    try:
+        return list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, why: object) -> ConfigError:
+    return ConfigError(
+        f"{path}: damaged ({why}), expected a number per column in each line; restore the file, or delete the run"
+    )
 
 
 def _csv(*rows: list[str]) -> str:
@@ -454,9 +502,15 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.10g}"
 
 
+def _figure_in(cell: str) -> float:
+    with suppress(ValueError):
+        return float(cell or 0)
+    return math.inf
+
+
 def append(path: Path, data: bytes) -> None:
     """Append to a file; if the disk is full, none of the data stays."""
-    with path.open("ab", buffering=0) as file:
+    with opened(path, "ab", buffering=0) as file:
         size = file.tell()
         try:
             written = file.write(data)
@@ -464,11 +518,10 @@ def append(path: Path, data: bytes) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             with suppress(OSError):
-                os.truncate(path, size)
+                file.truncate(size)
             raise
 
 
 def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text, "utf-8")
-    draft.replace(path)
+    with replacing(path) as draft:
+        draft.write_text(text, "utf-8")

@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 import re
+import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from menv.errors import MissingExtraError
+from menv.plain_files import read
 from menv.serialization import path_given, writing
 from menv.tracking.run_folder import append, json_text, scalars
 from menv.tracking.tracker import NewVideos, Tracker
@@ -73,7 +75,9 @@ class TensorBoardWriter(AbstractContextManager["TensorBoardWriter", None]):
         path, records = self._path, io.BytesIO()
         if path is None:
             record_writer(records).write(event(file_version="brain.Event:2").SerializeToString())
-            parts = (int(time.time()), socket.gethostname(), os.getpid(), next(_FILES))
+            # Containers may have the same name and process id.
+            own = (os.getpid(), next(_FILES), secrets.token_hex(4))
+            parts = (int(time.time()), socket.gethostname(), *own)
             path = self._logdir / ".".join(map(str, ("events.out.tfevents", *parts)))
         entry = event(wall_time=time.time(), step=step, **content)
         record_writer(records).write(entry.SerializeToString())
@@ -150,7 +154,7 @@ class TensorBoard(TensorBoardCallbacks):
         values = [summary.Value(tag=tag, simple_value=one) for tag, one in grouped_numbers(result).items()]
         for path in self._videos.look():
             if path.suffix == ".gif":
-                picture = summary.Image(encoded_image_string=path.read_bytes())
+                picture = summary.Image(encoded_image_string=read(path))
                 values.append(summary.Value(tag=f"videos/{path.stem}", image=picture))
         self.writer.add(values, steps)
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, MissingExtraError
+from menv.plain_files import plain_files
 from menv.serialization import path_given
 
 _log = logging.getLogger("menv.tracking")
@@ -73,8 +74,9 @@ class NewVideos:
     def look(self) -> list[Path]:
         """Return the new videos, the oldest first."""
         # A file that is being written is hidden, or empty.
-        files = [] if self._folder is None else self._folder.glob("[!.]*.*")
-        found = {path for path in files if path.suffix in (".gif", ".mp4", ".webm") and path.stat().st_size}
+        kinds = (".gif", ".mp4", ".webm")
+        files = () if self._folder is None else plain_files(self._folder, "[!.]*.*", kinds)
+        found = {path for path in files if path.stat().st_size}
         new, self._seen = found - self._seen, self._seen | found
         return sorted(new, key=lambda path: path.stat().st_mtime)
 
