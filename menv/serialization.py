@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 import menv
 from menv.errors import ConfigError, NotWrittenError
+from menv.plain_files import claimed
 from menv.spaces import leaves
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -507,12 +508,11 @@ def write_capsule(folder: Path | None, content: Mapping[str, Any], secrets: set[
         text = hidden(text, secrets)
         folder = folder or Path(tempfile.mkdtemp(prefix="menv-crashes-"))
         folder.mkdir(exist_ok=True)
-        path = next(one for number in count(1) if not (one := folder / f"{number:03d}.json").exists())
         try:
-            path.write_bytes(f"{{\n{text}\n}}\n".encode())
+            with claimed(folder / f"{number:03d}.json" for number in count(1)) as (path, draft):
+                draft.write_bytes(f"{{\n{text}\n}}\n".encode())
             return path
         except OSError:
-            path.unlink(missing_ok=True)
             # The folder stays if it has capsules.
             folder.rmdir()
     return None
@@ -590,6 +590,8 @@ def writing(where: str, what: str) -> Iterator[None]:
     """
     try:
         yield
+    except NotWrittenError:
+        raise
     except OSError as error:
         refused = NotWrittenError(
             f"{where}: {what} cannot be written ({error}), expected a folder with room in which files can be made; "

@@ -11,9 +11,8 @@ import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -28,11 +27,13 @@ from menv.episode import Episode
 from menv.errors import ConfigError
 from menv.offline.episodes import RecordedEpisode, RecordedTrajectory
 from menv.offline.files import path_to_write, spec_as_json, write_episodes
+from menv.plain_files import claimed
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 from menv.registry import make_env
 from menv.sampling.infer_policies import AgentSpaces
 from menv.sampling.local_inference import local_policy_inference
+from menv.serialization import writing
 from menv.spaces import own_copy
 from menv.workers.convert import to_base_env
 
@@ -208,8 +209,10 @@ class RecordCallbacks(DefaultCallbacks):
                 f"{self._path.stem}-{worker.worker_index}-{number:05d}{self._path.suffix}"
                 for number in itertools.count(1)
             )
-            paths: Iterator[Path] = map(self._path.with_name, names)
-            write_episodes(next(path for path in paths if not path.exists()), self._episodes)
+            with writing("RecordCallbacks", f"a recording {self._path}"):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with claimed(map(self._path.with_name, names)) as (_, draft):
+                    write_episodes(draft, self._episodes)
             self._episodes = []
 
 

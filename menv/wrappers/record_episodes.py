@@ -18,6 +18,7 @@ import numpy.typing as npt
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.plain_files import claimed
 from menv.serialization import path_given, writing
 from menv.wrappers.multi_agent_wrapper import MultiAgentWrapper
 
@@ -182,30 +183,14 @@ class _EpisodeRecorder:
         with writing(self._where, f"an episode in {self._folder}"):
             self._folder.mkdir(parents=True, exist_ok=True)
             is_text = isinstance(frames[0], str)
-            path = self._new_file(".txt" if is_text else ".gif")
+            name, suffix = f"episode-{self._episode:06d}", ".txt" if is_text else ".gif"
+            paths = (self._folder / f"{name}{f'-{number}' if number else ''}{suffix}" for number in count())
             # Trackers read the folder meanwhile.
-            draft = path.with_name(f".{path.name}")
-            try:
+            with claimed(paths) as (_, draft):
                 if is_text:
                     draft.write_text("\n\n".join(frames) + "\n", "utf-8")
                 else:
                     write_gif(frames, draft, self._fps)
-                draft.replace(path)
-            except OSError:
-                draft.unlink(missing_ok=True)
-                path.unlink(missing_ok=True)
-                raise
-
-    def _new_file(self, suffix: str) -> Path:
-        """Create an empty file with a name that no other process uses."""
-        for number in count():
-            path = self._folder / f"episode-{self._episode:06d}{f'-{number}' if number else ''}{suffix}"
-            try:
-                path.touch(exist_ok=False)
-            except FileExistsError:
-                continue
-            return path
-        raise AssertionError
 
     def _checked_frame(self, one: object) -> Any:
         first = self._frames[0] if self._frames else None
