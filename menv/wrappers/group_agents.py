@@ -178,7 +178,7 @@ class AgentGroup:
         self.alive, self._has_ended = True, False
         absent = [place for place, member in enumerate(self.members) if self._is_absent(member, obs, cut)]
         parts = [self._member_obs(place, obs, place in absent) for place in range(len(self.members))]
-        out[0][self.group_id] = GroupObs.of(parts, absent)
+        out[0][self.group_id] = GroupObs.of(parts, absent) if absent else tuple(parts)
         out[4][self.group_id] = self._info(list(self.acting))
         self._individual_rewards, self._individual_infos = {}, {}
 

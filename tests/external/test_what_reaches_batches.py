@@ -127,6 +127,9 @@ def test_a_truncated_end_is_worth_what_its_last_observation_is_and_a_terminated_
 
     config = {"rollout_fragment_length": 3, "gamma": gamma, "lambda": lambda_}
     with training(env, PPO, **config) as algo:
+        # The values of a new network are 0.
+        policy = algo.get_policy()
+        policy.set_weights({name: weight + 0.1 for name, weight in policy.get_weights().items()})
         with calling(play):
             batch = algo.sample()["default_policy"]
         backend = algo.get_policy().networks.backend
