@@ -150,7 +150,8 @@ class Policy:
             explore: Whether to sample the action; False returns the most likely one.
 
         Returns:
-            The action, in the environment's form; with a state, `(action, state)`.
+            The action, in the environment's form; with a state, `(action, state)`. Numbers are of numpy: for JSON write
+            `int(policy.act(obs))` of a `Discrete` space, `policy.act(obs).tolist()` of an array.
 
         Raises:
             ContractError: The policy is recurrent and no state is given; or its connectors keep data of past

@@ -6,26 +6,22 @@ stores what was sampled and derives the rest on demand; it holds no Python objec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Collection, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Self, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import Column
 from menv.errors import ConfigError
-from menv.policy_map import DEFAULT_POLICY
 
 Info = Mapping[str, Any]
 
 NOTHING_CAME = -1
 """The source of a row that no info dict belongs to."""
 
-# Inside the class, `slice` is a method.
-RowRange: TypeAlias = slice
-Rows = RowRange | Sequence[int] | npt.NDArray[np.int64]
+Rows: TypeAlias = slice | Sequence[int] | npt.NDArray[np.int64]
 
 _NO_NAME = (
     "SampleBatch: {!r:.60} as the name of a column, expected a name or a slice such as batch[:3]; take(rows) returns "
@@ -46,8 +42,7 @@ class SampleBatch(Mapping[str, Column]):
     `action_logp`.
 
     `infos` holds for each row the info dict that the row's action led to: it came with the agent's next row or with its
-    end. `seq_lens` [S] is not a column: it holds the number of rows of each trajectory chunk, without padding.
-    `seq_mask` is True for rows and False for padding; only a padded batch has it.
+    end. `seq_lens` [S] is not a column: it holds the number of rows of each trajectory chunk.
 
     Attributes:
         segments: Where the trajectory chunks lie.
@@ -71,7 +66,6 @@ class SampleBatch(Mapping[str, Column]):
     PREV_ACTIONS = "prev_actions"
     PREV_REWARDS = "prev_rewards"
     SEQ_LENS = "seq_lens"
-    SEQ_MASK = "seq_mask"
     ACTION_MASK = "action_mask"
     STATE_IN = "state_in_{}"
     ACTION_LOGP = "action_logp"
@@ -119,12 +113,12 @@ class SampleBatch(Mapping[str, Column]):
     def __getitem__(self, key: str) -> Column: ...
 
     @overload
-    def __getitem__(self, key: RowRange) -> SampleBatch: ...
+    def __getitem__(self, key: slice) -> SampleBatch: ...
 
-    def __getitem__(self, key: str | RowRange) -> Column | SampleBatch:
+    def __getitem__(self, key: str | slice) -> Column | SampleBatch:
         """Return a column; for a slice, such as `batch[:3]`, a batch of these rows."""
         if not isinstance(key, str):
-            if isinstance(key, RowRange):
+            if isinstance(key, slice):
                 return self.take(key)
             raise KeyError(_NO_NAME.format(key))
         column = self._columns.get(key)
@@ -132,7 +126,7 @@ class SampleBatch(Mapping[str, Column]):
             return column
         # These two change with the columns that they are derived from, and cost little.
         if key == self.SEQ_LENS:
-            return self._seq_lens()
+            return self.segments.lengths
         if key == self.ACTION_PROB and self.ACTION_LOGP in self._columns:
             return np.exp(self._columns[self.ACTION_LOGP])
         if key not in self._DERIVED:
@@ -166,17 +160,16 @@ class SampleBatch(Mapping[str, Column]):
 
     @property
     def count(self) -> int:
-        """Number of rows, padding included."""
+        """Number of rows."""
         return len(self._columns[self.OBS])
 
     def agent_steps(self) -> int:
-        """Return the number of rows without padding."""
-        mask = self._columns.get(self.SEQ_MASK)
-        return self.count if mask is None else int(mask.sum())
+        """Return the number of rows."""
+        return self.count
 
     def env_steps(self) -> int:
-        """Return `agent_steps()`, as RLlib counts the batch of a single policy."""
-        return self.agent_steps()
+        """Return the number of rows, as RLlib counts the batch of a single policy."""
+        return self.count
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield each row as a dict."""
@@ -188,22 +181,10 @@ class SampleBatch(Mapping[str, Column]):
         """Return the stored columns, not copied."""
         return {name: column for name, column in self._columns.items() if name not in self._DERIVED}
 
-    def columns(self, keys: Iterable[str]) -> list[Column]:
-        """Return several columns, in the order of `keys`.
-
-        Raises:
-            KeyError: There is no such column.
-        """
-        return [self[key] for key in keys]
-
-    def copy(self, shallow: bool = False) -> SampleBatch:
-        """Return the same rows; a shallow copy shares the arrays, and every copy shares the info dicts."""
-        columns = {name: column if shallow else column.copy() for name, column in self._columns.items()}
-        return SampleBatch(columns, self.segments.copy(shallow), self._infos)
-
-    def slice(self, start: int, end: int) -> SampleBatch:
-        """Return rows `start` to `end`, as Python slices count; stored columns are views."""
-        return self.take(slice(start, end))
+    def copy(self) -> SampleBatch:
+        """Return the same rows; the info dicts are shared."""
+        columns = {name: column.copy() for name, column in self._columns.items()}
+        return SampleBatch(columns, self.segments.copy(), self._infos)
 
     def take(self, rows: Rows) -> SampleBatch:
         """Return some rows in a given order; each keeps the values of all its columns.
@@ -218,51 +199,8 @@ class SampleBatch(Mapping[str, Column]):
             self._infos.take(at),
         )
 
-    def shuffle(self, seed: int | np.random.Generator | None = None) -> Self:
-        """Shuffle the rows in place and return this batch.
-
-        Each row keeps its own `new_obs`, `prev_actions` and so on, but trajectories are no longer contiguous: compute
-        advantages before.
-
-        Args:
-            seed: A seed or a generator; None differs from call to call.
-        """
-        self._become(self.take(np.random.default_rng(seed).permutation(self.count)))
-        return self
-
-    def timeslices(self, size: int | None = None, num_slices: int | None = None) -> list[SampleBatch]:
-        """Return the rows in order, as batches of `size` rows or as `num_slices` nearly equal batches.
-
-        With `size` the last batch may be shorter; with more slices than rows some are empty.
-
-        Raises:
-            ConfigError: Not exactly one of the two is given, or it is below 1.
-        """
-        given = [number for number in (size, num_slices) if number is not None]
-        if len(given) != 1 or given[0] < 1:
-            raise ConfigError(
-                f"SampleBatch.timeslices: got size={size}, num_slices={num_slices}, expected one of the two, "
-                "at least 1; leave the other out"
-            )
-        count = self.count
-        even = (count * number // given[0] for number in range(given[0] + 1))
-        bounds = [*even] if size is None else [*range(0, count, size), count]
-        return [self.slice(start, end) for start, end in pairwise(bounds)]
-
-    def split_by_episode(self, key: str | None = None) -> list[SampleBatch]:
-        """Return one batch for each trajectory chunk.
-
-        Args:
-            key: Split by a column instead: after each row with a flag for "terminateds" and "truncateds", and where the
-                value changes for any other column, such as "eps_id".
-
-        Raises:
-            KeyError: There is no such column.
-            ConfigError: The column has more than one value a row.
-        """
-        if key is not None:
-            bounds = [0, *self._changes(key), self.count] if self.count else []
-            return [self.slice(start, end) for start, end in pairwise(bounds)]
+    def split_by_episode(self) -> list[SampleBatch]:
+        """Return one batch for each trajectory chunk."""
         segments = self.segments
         spans = zip(segments.starts.tolist(), segments.ends.tolist(), strict=True)
         return [
@@ -280,43 +218,6 @@ class SampleBatch(Mapping[str, Column]):
         shorter = self._slices_of(np.arange(self.count), since // most)
         return SampleBatch(self._columns, shorter, self._infos)
 
-    def right_zero_pad(self, max_seq_len: int) -> Self:
-        """Make every trajectory chunk `max_seq_len` rows long, in place, and return this batch.
-
-        Longer chunks are split; shorter ones are filled with zeros (`{}` in `infos`). `seq_mask` is False for padding,
-        and `seq_lens` does not count it.
-
-        Raises:
-            ConfigError: The length is below 1, or the batch is padded already.
-        """
-        if max_seq_len < 1 or self.SEQ_MASK in self._columns:
-            state = "of a padded batch" if self.SEQ_MASK in self._columns else "of an unpadded batch"
-            raise ConfigError(
-                f"SampleBatch.right_zero_pad: got max_seq_len={max_seq_len} {state}, expected at least 1 and an "
-                "unpadded batch; pad a copy once"
-            )
-        segments = self.in_pieces(max_seq_len).segments
-        total = len(segments.lengths) * max_seq_len
-        firsts = np.arange(0, total, max_seq_len)
-        places = np.repeat(firsts - segments.starts, segments.lengths) + np.arange(self.count)
-        columns = {name: _spread(self[name], places, total) for name in self if name != self.INFOS}
-        columns[self.SEQ_MASK] = _spread(np.ones(self.count, np.bool_), places, total)
-        segments.lengths = np.full(len(firsts), max_seq_len)
-        infos = self._infos.placed(places, total)
-        if self.INFOS in self._columns:
-            columns[self.INFOS] = infos.column()
-            columns[self.INFOS][places] = self[self.INFOS]
-        self._become(SampleBatch(columns, segments, infos))
-        return self
-
-    def as_multi_agent(self, policy_id: str = DEFAULT_POLICY) -> MultiAgentBatch:
-        """Return this batch as that of one policy among several; each row counts as an env step."""
-        return MultiAgentBatch({policy_id: self}, self.env_steps())
-
-    def concat(self, other: SampleBatch) -> SampleBatch:
-        """Return these rows, then the rows of `other`."""
-        return self.concat_samples([self, other])
-
     @staticmethod
     def concat_samples(batches: Sequence[SampleBatch]) -> SampleBatch:
         """Return the rows of several batches, in order, with the columns that all of them have.
@@ -324,13 +225,11 @@ class SampleBatch(Mapping[str, Column]):
         Adjacent parts of one trajectory chunk are joined.
 
         Raises:
-            ConfigError: There is no batch, or some are padded and others are not.
+            ConfigError: There is no batch.
         """
-        padded = [SampleBatch.SEQ_MASK in batch._columns for batch in batches]
-        if not batches or any(padded) != all(padded):
+        if not batches:
             raise ConfigError(
-                f"SampleBatch.concat_samples: got {len(batches)} batches, {sum(padded)} of them padded, expected at "
-                "least one, and all or none padded; pad after the concatenation"
+                "SampleBatch.concat_samples: no batches, expected at least one; leave the call out"
             )
         if len(batches) == 1:
             return batches[0]
@@ -341,7 +240,7 @@ class SampleBatch(Mapping[str, Column]):
         columns = {name: np.concatenate([batch._columns[name] for batch in batches]) for name in names}
         segments = TrajectorySlices.concat([batch.segments for batch in batches])
         infos = Infos.concat([batch._infos for batch in batches])
-        return SampleBatch(columns, segments if padded[0] else segments.joined(), infos)
+        return SampleBatch(columns, segments.joined(), infos)
 
     def _derived(self, key: str) -> Column:
         segments = self.segments
@@ -353,39 +252,15 @@ class SampleBatch(Mapping[str, Column]):
             return self._predecessors(self[self.REWARDS], segments.prev_reward)
         return self._infos.column() if key == self.INFOS else segments.spread(key)
 
-    def _seq_lens(self) -> Column:
-        mask = self._columns.get(self.SEQ_MASK)
-        whole = self.segments
-        return whole.lengths if mask is None else np.add.reduceat(mask, whole.starts, dtype=np.int64)
-
-    def _changes(self, key: str) -> list[int]:
-        """Return the indices, except 0, of rows that begin a new part by a column."""
-        column = self[key]
-        if column.ndim != 1:
-            raise ConfigError(
-                f"SampleBatch.split_by_episode: column {key!r} has rows of shape {column.shape[1:]}, expected one "
-                "value a row; name a column such as 'eps_id'"
-            )
-        flags = key in (self.TERMINATEDS, self.TRUNCATEDS)
-        found: list[int] = (np.flatnonzero(column[:-1] if flags else column[1:] != column[:-1]) + 1).tolist()
-        return found
-
     def _slices_of(self, rows: Column, labels: Column | None = None) -> TrajectorySlices:
         parts, first, last, cut_before, cut_after = self.segments.select(rows, labels)
-        stored, after, before = self._columns, last[cut_after], first[cut_before]
-        for part, cut, key, derived, at, step in (
-            (parts.next_obs, cut_after, self.OBS, self.NEXT_OBS, after, 1),
-            (parts.prev_action, cut_before, self.ACTIONS, self.PREV_ACTIONS, before, -1),
-            (parts.prev_reward, cut_before, self.REWARDS, self.PREV_REWARDS, before, -1),
-        ):
-            # What is stored comes first: padding has a successor, but its `new_obs` is zero.
-            part[cut] = stored[derived][at] if derived in stored else self[key][at + step]
-        if self.ACTION_MASK in stored:
-            parts.next_mask[cut_after] = stored[self.ACTION_MASK][after + 1]
+        before, after = first[cut_before] - 1, last[cut_after] + 1
+        parts.next_obs[cut_after] = self[self.OBS][after]
+        parts.prev_action[cut_before] = self[self.ACTIONS][before]
+        parts.prev_reward[cut_before] = self[self.REWARDS][before]
+        if self.ACTION_MASK in self._columns:
+            parts.next_mask[cut_after] = self[self.ACTION_MASK][after]
         return parts
-
-    def _become(self, other: SampleBatch) -> None:
-        self._columns, self.segments, self._infos = other._columns, other.segments, other._infos
 
     def _successors(self, column: Column, after: Column) -> Column:
         """Return each row's successor; `after` follows the last row of each slice."""
@@ -400,13 +275,6 @@ class SampleBatch(Mapping[str, Column]):
         out[1:] = column[:-1]
         out[self.segments.starts] = before
         return out
-
-
-def _spread(column: Column, places: Column, count: int) -> Column:
-    """Return `count` rows of zeros with row i of `column` at `places[i]`."""
-    out = np.zeros((count, *column.shape[1:]), column.dtype)
-    out[places] = column
-    return out
 
 
 class MultiAgentBatch:
@@ -447,7 +315,7 @@ class MultiAgentBatch:
         return self._env_steps
 
     def agent_steps(self) -> int:
-        """Return the number of rows of all policies, without padding."""
+        """Return the number of rows of all policies."""
         return sum(batch.agent_steps() for batch in self.policy_batches.values())
 
     def env_steps_of(self, policy_ids: Collection[str], env_per_agent_step: float) -> int:
@@ -465,58 +333,10 @@ class MultiAgentBatch:
         share = (rows * env_per_agent_step - times) / (rows - times) if rows > times else 1.0
         return round(some[1] + min(1.0, max(0.0, share)) * (some[0] - some[1]))
 
-    def copy(self, shallow: bool = False) -> MultiAgentBatch:
-        """Return the same rows; a shallow copy shares the arrays."""
-        copies = {policy: batch.copy(shallow) for policy, batch in self.policy_batches.items()}
+    def copy(self) -> MultiAgentBatch:
+        """Return the same rows in arrays of their own."""
+        copies = {policy: batch.copy() for policy, batch in self.policy_batches.items()}
         return MultiAgentBatch(copies, self._env_steps)
-
-    def as_multi_agent(self) -> MultiAgentBatch:
-        """Return this batch; a `SampleBatch` has the same method."""
-        return self
-
-    def timeslices(self, k: int) -> list[MultiAgentBatch]:
-        """Return batches of the rows of `k` times each, sorted by episode and time; the last one may have fewer.
-
-        A time is a pair of `eps_id` and `t`, so agents that act in the same step stay together. `t` counts each agent's
-        own steps: turn-based agents, and agents that joined at different steps, are aligned by the number of their
-        actions. `env_steps()` of a slice is the number of its times.
-
-        Raises:
-            ConfigError: `k` is below 1, or a batch is padded.
-        """
-        batches = list(self.policy_batches.values())
-        padded = any(SampleBatch.SEQ_MASK in batch for batch in batches)
-        if k < 1 or padded:
-            raise ConfigError(
-                f"MultiAgentBatch.timeslices: got k={k} of {'a padded' if padded else 'an unpadded'} batch, expected "
-                "at least 1 and an unpadded one; pad the slices"
-            )
-        if not self.agent_steps():
-            return []
-        times = _times(batches)
-        count = 1 + max(int(time.max()) for time in times if len(time))
-        bounds = np.arange(0, count + k, k)
-        parts: list[dict[str, SampleBatch]] = [{} for _ in bounds[1:]]
-        for policy_id, batch, time in zip(self.policy_batches, batches, times, strict=True):
-            # Stable, so that the rows of a trajectory stay together and in time.
-            order = np.argsort(time // k, kind="stable")
-            ends = np.searchsorted((time // k)[order], np.arange(len(parts)), "right").tolist()
-            for part, start, end in zip(parts, [0, *ends[:-1]], ends, strict=True):
-                if end > start:
-                    part[policy_id] = batch.take(order[start:end])
-        return [
-            MultiAgentBatch(part, min(k, count - int(first)))
-            for part, first in zip(parts, bounds[:-1], strict=True)
-        ]
-
-    @staticmethod
-    def wrap_as_needed(
-        policy_batches: Mapping[str, SampleBatch], env_steps: int
-    ) -> SampleBatch | MultiAgentBatch:
-        """Return the batch itself if it is that of `default_policy` alone, else a `MultiAgentBatch`."""
-        if list(policy_batches) == [DEFAULT_POLICY]:
-            return policy_batches[DEFAULT_POLICY]
-        return MultiAgentBatch(policy_batches, env_steps)
 
     @staticmethod
     def concat_samples(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
@@ -532,20 +352,15 @@ class MultiAgentBatch:
 
 
 def _rows_and_times(batches: Sequence[SampleBatch]) -> tuple[int, int]:
-    rows = sum(batch.agent_steps() for batch in batches)
-    return rows, 1 + max(int(time.max()) for time in _times(batches) if len(time)) if rows else 0
-
-
-def _times(batches: Sequence[SampleBatch]) -> list[Column]:
-    """Return for each row the number of its time among the times of all batches, in order of episode and `t`."""
+    """Return the number of rows, and of different pairs of `eps_id` and `t` among them."""
+    rows = sum(batch.count for batch in batches)
+    if not rows:
+        return 0, 0
     episode = np.concatenate([batch["eps_id"] for batch in batches])
     step = np.concatenate([batch["t"] for batch in batches])
     order = np.lexsort((step, episode))
-    is_new = np.zeros(len(order), np.bool_)
-    is_new[1:] = (np.diff(episode[order]) != 0) | (np.diff(step[order]) != 0)
-    numbers = np.empty(len(order), np.int64)
-    numbers[order] = np.cumsum(is_new)
-    return np.split(numbers, np.cumsum([batch.count for batch in batches])[:-1])
+    changes = (np.diff(episode[order]) != 0) | (np.diff(step[order]) != 0)
+    return rows, 1 + int(changes.sum())
 
 
 @dataclass(slots=True)
@@ -584,10 +399,9 @@ class TrajectorySlices:
         """Return the slices selected by a mask or by indices."""
         return TrajectorySlices(*(getattr(self, name)[which] for name in self.__slots__))
 
-    def copy(self, shallow: bool = False) -> TrajectorySlices:
-        """Return the same slices; a shallow copy shares the arrays."""
-        parts = [getattr(self, name) for name in self.__slots__]
-        return TrajectorySlices(*(parts if shallow else [part.copy() for part in parts]))
+    def copy(self) -> TrajectorySlices:
+        """Return the same slices in arrays of their own."""
+        return TrajectorySlices(*(getattr(self, name).copy() for name in self.__slots__))
 
     @property
     def ends(self) -> Column:
@@ -674,12 +488,6 @@ class Infos:
 
     def take(self, rows: slice | npt.NDArray[np.int64]) -> Infos:
         return Infos(self._buffers, self._source[rows])
-
-    def placed(self, places: npt.NDArray[np.int64], count: int) -> Infos:
-        """Return the infos of `count` rows, where row i became row `places[i]` and the others have none."""
-        source = np.full(count, NOTHING_CAME)
-        source[places] = self._source
-        return Infos(self._buffers, source)
 
     def column(self) -> npt.NDArray[np.object_]:
         """Return [B] dicts, an empty one for a row without info."""

@@ -286,7 +286,13 @@ class Algorithm:
         )  # fmt: skip
         return cast(TrainResult, result)
 
+    def _begin_iteration(self) -> None:
+        """Let `under_way` count seconds and steps from here."""
+        self._progress.enter("")
+        self._progress.first_step = self._steps_sampled()
+
     def _train_once(self) -> dict[str, Any]:
+        self._begin_iteration()
         began = time.perf_counter()
         self._evaluation_runner.begin(self, self.iteration + 1)
         rollouts = self._rollouts
@@ -297,7 +303,6 @@ class Algorithm:
         rollouts.timers.take()
         stats: dict[str, list[dict[str, Any]]] = {}
         taken, progress = 0, self._progress
-        progress.first_step = self._steps_sampled()
         while taken < self._iteration_size:
             progress.enter("sampling")
             before = progress.phase_at
@@ -364,8 +369,8 @@ class Algorithm:
         Returns:
             `counts()`, where `num_env_steps_sampled` includes unfinished fragments of this process and finished ones of
             workers; `time_total_s`; `phase`, which is "sampling", "learning", "evaluating", or "" between iterations,
-            and `phase_s`, its seconds so far; `steps` of this iteration and `steps_due`, both as `train_batch_size`
-            counts them.
+            and `phase_s`, its seconds so far; `steps` of the iteration that began last and `steps_due`, both as
+            `train_batch_size` counts them.
         """
         progress, rollouts, now = self._progress, self._rollouts, time.perf_counter()
         steps, due = self._steps_sampled() - progress.first_step, self._iteration_size

@@ -1,10 +1,12 @@
 """The input of a centralized critic with `critic_obs="all_agents"`: observations and actions of all agents, as rows.
 
-A row holds the agent's observation, then for each other possible agent its observation, its action and a
-flag. Agents with equal spaces lie together, in the order of `possible_agents`, so that a column means the same
-for all agents of a policy. Observations are flat, as a policy's network sees them; discrete actions are one-hot
-codes, continuous ones the network's numbers. The flag is 1 where the agent acted in that env step. An absent agent is
-all zeros, as is any agent outside `possible_agents`, which sees no others.
+A row holds the agent's observation, then for each other possible agent its newest observation, its action and a flag.
+Agents with equal spaces lie together, in the order of `possible_agents`, so that a column means the same for all agents
+of a policy. Observations are flat, as a policy's network sees them; discrete actions are one-hot codes, continuous ones
+the network's numbers. The flag is 1 where the agent acted in that env step. An agent that lives but does not act in
+that env step, as in a turn-based game, is shown by its newest observation, with zeros for the action and a flag of 0.
+An agent that has not appeared or has ended is all zeros, as is any agent outside `possible_agents`, which sees no
+others. Where fragments end changes nothing.
 
 The observation after the last row of a trajectory chunk, if that was not terminated, has no action yet: it is shown in
 its env step, with zeros for the action and a flag of 0. So are all agents in the rows that a value bootstraps from.
@@ -12,7 +14,8 @@ its env step, with zeros for the action and a flag of 0. So are all agents in th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,9 +30,12 @@ from menv.episode import Episode
 from menv.errors import ConfigError, ContractError
 from menv.policy_spec import PolicySpec
 from menv.sample_batch import MultiAgentBatch, SampleBatch
+from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.rollout_buffer import ANSWERED
 from menv.spaces import leaves
 
 Floats = npt.NDArray[np.float32]
+_FOR_EVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,76 @@ class JointObs:
         return int(ObsPreprocessor(observation_space).size + others)
 
 
+class Shown(NamedTuple):
+    """Observations of one policy's agents, each their newest one from env step `dates` to before `until`.
+
+    `places` [N] are the agents; `actions` are those taken on the observations, None if there are none; choices of an
+    environment may not count from 0.
+    """
+
+    policy_id: str
+    counts_from_0: bool
+    eps: Column
+    places: Column
+    dates: Column
+    until: Column
+    obs: Column
+    actions: Column | None = None
+
+    def take(self, rows: Column) -> Shown:
+        """Return some rows."""
+        own: dict[str, Any] = {
+            name: column[rows] for name, column in self._asdict().items() if isinstance(column, np.ndarray)
+        }
+        return self._replace(**own)
+
+
+class JointHistory:
+    """What later fragments of some policy groups' rows need of earlier ones.
+
+    A row is released when its agent has another one: that of an agent that pauses may come fragments after the others'
+    rows of its env step.
+    """
+
+    def __init__(self, groups: Callable[[], Sequence[PolicyGroup]]) -> None:
+        self._groups = groups
+        self.kept: list[Shown] = []
+
+    def held(self, places: Mapping[AgentId, int]) -> Iterator[Shown]:
+        """Yield the rows that are not released yet; `places` are the positions of the agents."""
+        for group in self._groups():
+            living, columns = group.buffer.held()
+            agents = np.array([places.get(agent, len(places)) for agent in living.agent_id], np.int64)
+            for policy, answered in itertools.product(np.unique(living.policy).tolist(), (False, True)):
+                rows = (living.policy == policy) & (columns[ANSWERED] == answered)
+                if rows.any():
+                    yield Shown(
+                        group.policy_ids[policy], group.strategy.networks is not None, living.eps_id,
+                        agents, columns[SampleBatch.ENV_T], np.full(len(rows), _FOR_EVER), _numbers(columns["obs"]),
+                        columns["actions"] if answered else None,
+                    ).take(rows)  # fmt: skip
+
+    def keep(self, shown: Iterable[Shown], held: Sequence[Shown]) -> None:
+        """Keep what was the newest observation when one of the `held` rows was the present."""
+        if not held:
+            self.kept = []
+            return
+        eps, dates = _joined(held, "eps"), _joined(held, "dates")
+        span = int(dates.max()) + 2
+        ids = np.unique(eps)
+        keys = np.sort(np.searchsorted(ids, eps) * span + dates)
+        kept = []
+        for one in (*self.kept, *shown):
+            known = np.minimum(np.searchsorted(ids, one.eps), len(ids) - 1)
+            first, last = (
+                np.searchsorted(keys, known * span + np.minimum(at, span - 1))
+                for at in (one.dates, one.until)
+            )
+            # What has no end is a held row by now.
+            kept.append(one.take((ids[known] == one.eps) & (last > first) & (one.until < _FOR_EVER)))
+        self.kept = [one for one in kept if len(one.eps)]
+
+
 class JointFragment:
     """The observations and actions of one fragment.
 
@@ -97,39 +173,62 @@ class JointFragment:
         joint: JointObs,
         batch: MultiAgentBatch,
         episodes: Mapping[int, Episode],
-        outside: Collection[str] = (),
-        beside: Sequence[tuple[str, SampleBatch]] = (),
+        outside: Collection[str],
+        beside: Sequence[tuple[str, SampleBatch]],
+        history: JointHistory,
     ) -> None:
         self._joint = joint
-        self._outside = outside
         self._absent = len(joint.places)
-        self._tables = {
-            name: _Table(own, self._places(own, episodes)) for name, own in batch.policy_batches.items()
-        }
-        seen = [(name, _Table(own, self._places(own, episodes))) for name, own in beside if own.count]
-        self._seen = [*self._tables.items(), *seen]
-        self._clock = _Clock([table for _, table in self._seen])
-        self._cells: dict[int, tuple[Floats, Column]] = {}
+        self._asked: dict[str, tuple[Shown, Shown]] = {}
+        ends, acted = [], []
+        for name, own in (*batch.policy_batches.items(), *((name, own) for name, own in beside if own.count)):
+            after, rows = _shown(name, own, self._places(own, episodes), name not in outside)
+            if own is batch.policy_batches.get(name):
+                self._asked[name] = rows, after
+            at_ends = own.segments.ends - 1
+            ends.append(after.take(~own["terminateds"][at_ends]))
+            acted.append(rows)
+        held = list(history.held(joint.places))
+        # Of one env step the last counts: the first row of an agent episode follows the end of the previous one.
+        self._shown = [*ends, *history.kept, *acted, *held]
+        history.keep([*ends, *acted], held)
+        if not self._shown:
+            return
+        eps, dates = _joined(self._shown, "eps"), _joined(self._shown, "dates")
+        self._until = _joined(self._shown, "until")
+        self._ids, self._span = np.unique(eps), int(dates.max()) + 1
+        keys = self._key(eps, _joined(self._shown, "places"), dates)
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
 
     def of(
         self, policy_id: str, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> CriticRows:
         """Return the critic input of a policy."""
-        asked, clock = self._tables[policy_id], self._clock
-        dates = np.concatenate((asked.dates, asked.after_dates))
-        times = clock.times(np.concatenate((asked.eps, asked.piece_eps)), dates)
-        places = np.concatenate((asked.places, asked.piece_places))
-        seen = [np.concatenate((asked.obs, asked.after_obs))]
-        for number, kind in enumerate(self._joint.kinds):
-            if number not in self._cells:
-                self._cells[number] = self._cells_of(kind)
-            cells, where = self._cells[number]
+        both = self._asked[policy_id]
+        eps, places, dates = (_joined(both, name) for name in ("eps", "places", "dates"))
+        seen = [_joined(both, "obs")]
+        for kind in self._joint.kinds:
             others = _others(kind.places, self._absent)[
                 places, : kind.others(observation_space, action_space)
             ]
-            seen.append(cells[where[times[:, None], others]].reshape(len(times), -1))
-        rows = np.concatenate(seen, axis=1)
-        return CriticRows(rows[: len(asked.dates)], rows[len(asked.dates) :])
+            key = self._key(eps[:, None], others, dates[:, None])
+            at = np.searchsorted(self._keys, key, "right") - 1
+            events = self._order[at]
+            same = self._keys[at] // self._span == key // self._span
+            events[(at < 0) | ~same | (dates[:, None] >= self._until[events])] = -1
+            cells, where = self._cells_of(kind)
+            found = cells[where[events]]
+            # Who pauses has done nothing in this env step.
+            found[self._keys[at] != key, kind.obs_size :] = 0.0
+            seen.append(found.reshape(len(places), -1))
+        found, count = np.concatenate(seen, axis=1), len(both[0].eps)
+        return CriticRows(found[:count], found[count:])
+
+    def _key(self, eps: Column, places: Column, dates: Column) -> Column:
+        agents = np.searchsorted(self._ids, eps) * (self._absent + 1) + places
+        key: Column = agents * self._span + np.minimum(dates, self._span - 1)
+        return key
 
     def _places(self, batch: SampleBatch, episodes: Mapping[int, Episode]) -> Column:
         """Return [S] the position of each chunk's agent; the number of possible agents for any other agent."""
@@ -144,64 +243,39 @@ class JointFragment:
         """Return what there is to see of a kind's agents, and where.
 
         Returns:
-            [M + 1, F + A + 1] cells, the last of them zeros; [times, possible agents + 1] which cell shows an
-            agent at a time.
+            [M + 1, F + A + 1] cells, the last of them zeros; [E + 1] which cell shows an observation.
         """
-        where = np.full((self._clock.count, self._absent + 1), -1)
-        wanted = np.isin(np.arange(self._absent + 1), kind.places)
-        cells, total = [], 0
-        for name, table in self._seen:
-            if not wanted[table.piece_places].any():
-                continue
-            rows, pieces = wanted[table.places], wanted[table.piece_places] & ~table.dead
-            came = _cells(kind, name, table.after_obs[pieces])
-            acted = _cells(kind, name, table.obs[rows])
-            _add_actions(acted, kind, table.actions[rows], counts_from_0=name not in self._outside)
-            # Rows come last: the first row of an agent episode overwrites the state after the previous one.
-            for eps, dates, places, made in (
-                (table.piece_eps[pieces], table.after_dates[pieces], table.piece_places[pieces], came),
-                (table.eps[rows], table.dates[rows], table.places[rows], acted),
-            ):
-                where[self._clock.times(eps, dates), places] = total + np.arange(len(made))
+        cells, where, start, total = list[Floats](), np.full(len(self._keys) + 1, -1), 0, 0
+        for one in self._shown:
+            rows = np.flatnonzero(np.isin(one.places, kind.places))
+            if len(rows):
+                mine = one.take(rows)
+                made = _cells(kind, one.policy_id, mine.obs)
+                if mine.actions is not None:
+                    _add_actions(made, kind, mine.actions, counts_from_0=one.counts_from_0)
                 cells.append(made)
-                total += len(made)
+                where[start + rows] = total + np.arange(len(rows))
+                total += len(rows)
+            start += len(one.eps)
         return np.concatenate((*cells, np.zeros((1, kind.width), np.float32))), where
 
 
-class _Table:
-    """The rows and chunks of one policy's batch, as other agents see them."""
-
-    def __init__(self, batch: SampleBatch, piece_places: Column) -> None:
-        segments = batch.segments
-        ends = segments.ends - 1
-        self.obs, self.after_obs = _numbers(batch["obs"]), _numbers(segments.next_obs)
-        self.actions = batch["actions"]
-        self.piece_eps, self.piece_places = segments.eps_id, piece_places
-        self.eps, self.dates = segments.spread("eps_id"), batch[SampleBatch.ENV_T]
-        self.places = np.repeat(piece_places, segments.lengths)
-        self.after_dates = batch[SampleBatch.NEXT_ENV_T][ends]
-        self.dead = batch["terminateds"][ends]
+def _joined(shown: Iterable[Shown], column: str) -> Column:
+    return np.concatenate([getattr(one, column) for one in shown])
 
 
-class _Clock:
-    """Numbers the moments of a fragment: pairs of episode and env step."""
-
-    def __init__(self, tables: list[_Table]) -> None:
-        eps = np.concatenate([column for table in tables for column in (table.eps, table.piece_eps)])
-        dates = np.concatenate([column for table in tables for column in (table.dates, table.after_dates)])
-        self._episodes = np.unique(eps)
-        self._span = int(dates.max()) + 1
-        self._moments = np.unique(self._key(eps, dates))
-        self.count = len(self._moments)
-
-    def times(self, eps: Column, dates: Column) -> Column:
-        """Return the number of each moment."""
-        times: Column = np.searchsorted(self._moments, self._key(eps, dates))
-        return times
-
-    def _key(self, eps: Column, dates: Column) -> Column:
-        key: Column = np.searchsorted(self._episodes, eps) * self._span + dates
-        return key
+def _shown(policy_id: str, batch: SampleBatch, places: Column, from_0: bool) -> tuple[Shown, Shown]:
+    """Return what others see of a policy's batch: the observations after its S chunks, and its rows."""
+    segments, ends = batch.segments, batch.segments.ends - 1
+    after = batch[SampleBatch.NEXT_ENV_T]
+    # A final observation is of its env step alone.
+    until = np.where(batch[SampleBatch.TRUNCATEDS][ends], after[ends] + 1, _FOR_EVER)
+    return Shown(
+        policy_id, from_0, segments.eps_id, places, after[ends], until, _numbers(segments.next_obs)
+    ), Shown(
+        policy_id, from_0, segments.spread("eps_id"), np.repeat(places, segments.lengths),
+        batch[SampleBatch.ENV_T], after, _numbers(batch["obs"]), batch["actions"],
+    )  # fmt: skip
 
 
 def _kind(

@@ -313,6 +313,7 @@ def train_until(
     """
     followers = Trackers(trackers)
     saving.begin(algo.iteration)
+    algo._begin_iteration()
     reason = "interrupted"
     try:
         followers.call(Tracker.begin, algo)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.algorithms.centralized_critic import CriticRows, JointFragment, JointObs
+from menv.algorithms.centralized_critic import CriticRows, JointFragment, JointHistory, JointObs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig
 from menv.algorithms.recipe import Recipe
 from menv.base_env import AgentId
@@ -154,18 +154,20 @@ class BatchPostprocessor:
         self,
         batch: MultiAgentBatch,
         episodes: Mapping[int, Episode],
-        beside: Sequence[tuple[str, SampleBatch]] = (),
+        beside: Sequence[tuple[str, SampleBatch]],
+        history: JointHistory,
         *,
         later: bool = False,
     ) -> None:
         """Add the columns to one fragment.
 
         `episodes` are needed only for policies with hooks or critics. `beside` are rows that are not learned from but
-        that hooks and critics see. With `later`, `complete_deferred` follows in the learning process.
+        that hooks and critics see, `history` knows others. With `later`, `complete_deferred` follows in the learning
+        process.
         """
         self._leave_out(batch)
         self._run_hooks(batch, episodes, beside)
-        critics = self._critic_rows(batch, episodes, beside)
+        critics = self._critic_rows(batch, episodes, beside, history)
         for policy_id, rows in batch.policy_batches.items():
             clip_rewards_of(rows, getattr(self._policies[policy_id].given_steps, "clip_rewards", False))
         for backend, index, policy_id in self._of(batch):
@@ -199,7 +201,7 @@ class BatchPostprocessor:
             refuse_broken("postprocess_trajectory", name, joined, before, pieces)
 
     def _critic_rows(
-        self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()
+        self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside, history: JointHistory
     ) -> dict[str, CriticRows]:
         asked = {name: self._critic_of(name) for name in batch}
         own = {name: critic for name, critic in asked.items() if callable(critic)}
@@ -208,12 +210,12 @@ class BatchPostprocessor:
             size = getattr(self._configs[name], "critic_obs_size", 0)
             parts = [_called(own[name], piece, others, size) for piece, others in shown]
             found[name] = CriticRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-        everybody = [name for name, critic in asked.items() if critic == "all_agents"]
-        if everybody:
+        # Rows of others are of use to later fragments, too.
+        if any(self._critic_of(name) == "all_agents" for name in self._configs):
             names = (*batch, *(name for name, _ in beside))
             outside = [name for name in names if name not in self._recipes]
-            joint = JointFragment(self._joint(), batch, episodes, outside, beside)
-            for name in everybody:
+            joint = JointFragment(self._joint(), batch, episodes, outside, beside, history)
+            for name in (name for name, critic in asked.items() if critic == "all_agents"):
                 policy = self._policies[name]
                 found[name] = joint.of(name, policy.observation_space, policy.action_space)
         return found

@@ -17,6 +17,7 @@ import numpy as np
 
 from menv import rng
 from menv.adapters.adapter import Adapter
+from menv.algorithms.centralized_critic import JointHistory
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.matches import seats_in
 from menv.algorithms.worker_messages import (
@@ -135,7 +136,7 @@ class LocalRollouts:
             self._recover()
             batch, sampler, before = self._fragment(), self.sampler, perf_counter()
             self._policy_view.postprocessor.complete(
-                batch, sampler.episodes, sampler.untrained, later=self.later
+                batch, sampler.episodes, sampler.untrained, self._history, later=self.later
             )
             sampler.timers.complete += perf_counter() - before
             sampler.finish(batch)
@@ -249,6 +250,7 @@ class LocalRollouts:
 
     def _new_sampler(self) -> Sampler:
         config, policy_view = self._config, self._policy_view
+        self._history = JointHistory(lambda: policy_view.groups)
         sampler = new_sampler(
             config, self.base_env, policy_view, policy_view.groups, make_fragment_limit(config, self.base_env),
             self._metrics, self._seed, self._callbacks, self._placement,

@@ -39,7 +39,7 @@ _GIVEN = dict.fromkeys(
 _OF_EVERY_BATCH = {
     "obs", "new_obs", "actions", "prev_actions", "rewards", "prev_rewards", "terminateds", "truncateds", "dones",
     "infos", "action_mask", "t", "env_t", "next_env_t", "eps_id", "agent_index", "env_id", "unroll_id", "seq_lens",
-    "seq_mask", "off_policy", "weights_seq_no",
+    "off_policy", "weights_seq_no",
 }  # fmt: skip
 """Reserved columns, which no fetch may replace."""
 

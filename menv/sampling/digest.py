@@ -51,7 +51,7 @@ HashedColumns: TypeAlias = tuple[Column, ...]
 def _hashed_columns(batch: SampleBatch) -> HashedColumns:
     """Return the part of a batch from a buffer that is hashed; arrays are shared."""
     pieces = batch.segments
-    obs, actions, *others = batch.columns(_COLUMNS)
+    obs, actions, *others = (batch[name] for name in _COLUMNS)
     # Looking up a missing column is slow.
     mask = batch[SampleBatch.ACTION_MASK] if pieces.next_mask.shape[1] else obs[:, :0]
     return (

@@ -295,7 +295,7 @@ class Pace:
         speed = max(0, steps - before) / (until - began) if until > began else 0.0
         doing = f"{now['phase'] or 'working'} for {now['phase_s']:,.0f} s"
         parts = [
-            f"iteration {int(now['training_iteration']) + 1}",
+            f"iteration {now['iteration']}",
             f"{now['steps']:,} of {now['steps_due']:,} steps",
             f"{speed:,.0f} steps/s",
             doing,
@@ -315,8 +315,11 @@ class Pace:
 
 
 def _with_part(now: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Let the running iteration count by the part that is done."""
-    return {**now, "training_iteration": now["training_iteration"] + now["steps"] / now["steps_due"]}
+    """Add the number of the iteration that the steps are of; while it runs, it counts by the part that is done."""
+    done = now["training_iteration"]
+    if now["steps"] and now["phase"] in ("", "evaluating"):
+        return {**now, "iteration": done}
+    return {**now, "iteration": done + 1, "training_iteration": done + now["steps"] / now["steps_due"]}
 
 
 def _clock(seconds: float) -> str:

@@ -203,12 +203,6 @@ def test_an_empty_batch_is_refused() -> None:
         learner.learn({name: value[:0] for name, value in batch.items()}, 0)
 
 
-def test_a_padded_batch_is_refused() -> None:
-    learner, batch = learner_and_batch()
-    with pytest.raises(ConfigError, match="a padded batch"):
-        learner.learn({**batch, "seq_mask": np.ones(len(batch["obs"]), np.bool_)}, 0)
-
-
 def test_explained_variance_of_perfect_useless_and_constant_targets() -> None:
     targets = np.array([1.0, 2.0, 3.0])
     assert explained_variance(targets, np.zeros(3)) == 1.0

@@ -12,6 +12,7 @@ import pytest
 from menv import Policy, PolicySpec, SampleBatch
 from menv.algorithms import PPO, Algorithm
 from menv.base_env import ALL
+from menv.envs import TicTacToe
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.algorithms_e2e.shifts import NUMBERS, Shifts, mapped_to_themselves
 
@@ -46,10 +47,16 @@ def actions_by_step(batch: Any) -> dict[str, dict[int, int]]:
 
 
 def expected_row(agent: str, step: int, acted: dict[str, dict[int, int]]) -> list[float]:
-    """Return the critic's row of an agent that acts, in an episode that was seen from beginning to end."""
+    """Return the critic's row of an agent that acts, in an episode that was seen from beginning to end.
+
+    "b" pauses in step 2. "a" is dead in step 3, and "c" comes in step 1.
+    """
     row = [NUMBERS[agent], float(step)]
     for other in "abc".replace(agent, ""):
-        row += cell(other, step, acted[other][step]) if step in acted[other] else NOBODY
+        if step in acted[other]:
+            row += cell(other, step, acted[other][step])
+        else:
+            row += cell("b", 1, None) if other == "b" else NOBODY
     return row
 
 
@@ -83,24 +90,114 @@ def test_a_critic_sees_who_is_there_and_what_they_do(truncate: bool, inference: 
             assert own["value_targets"][-1] == pytest.approx(target, abs=1e-5)
 
 
-def test_where_a_fragment_is_cut_a_critic_sees_observations_that_nobody_has_acted_on() -> None:
+def test_where_a_fragment_is_cut_a_critic_sees_what_was_done_and_what_waits() -> None:
     config = {**SMALL, "rollout_fragment_length": 2, "critic_obs": "all_agents", "multiagent": APART}
     with PPO(env=Shifts, config=config) as algo:
         batch = algo.sample()
         acted = actions_by_step(batch)
-        # "b" pauses in step 2: its row of step 1 is held, so its action is not known yet.
+        # "b" pauses in step 2: its row of step 1 is held.
         assert {agent: list(steps) for agent, steps in acted.items()} == {"a": [0, 1], "b": [0], "c": [1]}
+        later = actions_by_step(algo.sample())
         first, second = batch["a"]["critic_obs"].tolist()
         assert first == [1.0, 0.0, *cell("b", 0, acted["b"][0]), *NOBODY]
-        assert second == [1.0, 1.0, *cell("b", 1, None), *cell("c", 1, acted["c"][1])]
+        assert second == [1.0, 1.0, *cell("b", 1, later["b"][1]), *cell("c", 1, acted["c"][1])]
         after = {
-            "a": [1.0, 2.0, *NOBODY, *cell("c", 2, None)],
+            "a": [1.0, 2.0, *cell("b", 1, None), *cell("c", 2, None)],
             "b": [2.0, 1.0, *cell("a", 1, acted["a"][1]), *cell("c", 1, acted["c"][1])],
-            "c": [3.0, 2.0, *cell("a", 2, None), *NOBODY],
+            "c": [3.0, 2.0, *cell("a", 2, None), *cell("b", 1, None)],
         }
         for agent, row in after.items():
             worth = float(values_of(algo, agent, np.array([row, row]))[0])
             assert batch[agent]["next_vf_preds"][-1] == pytest.approx(worth, abs=1e-6)
+
+
+class Resting(MultiAgentEnv):
+    """Four agents that pause, die and return as the dice of the episode say; all see their number and the step."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b", "c", "d"]
+        self.observation_space = gym.spaces.Box(0.0, 50.0, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(3)
+        self.dice = np.random.default_rng(0)
+
+    def observe(self) -> AgentDict:
+        chosen = [agent for agent in sorted(self.alive) if self.dice.random() < 0.5] or [min(self.alive)]
+        return {agent: np.array([ord(agent) - 96, self.at], np.float32) for agent in chosen}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
+        self.at, self.alive = 0, {"a", "b", "c"}
+        return self.observe(), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        self.at += 1
+        dead = {agent for agent in action_dict if agent != "a" and self.dice.random() < 0.1}
+        if self.at > 3 and self.dice.random() < 0.3:
+            self.alive |= {"d", "b"} - dead
+        self.alive -= dead
+        return self.observe(), {}, {ALL: False, **dict.fromkeys(dead, True)}, {ALL: self.at == 20}, {}
+
+
+ENVS: dict[str, Any] = {"resting": Resting, "turns": TicTacToe, "kuhn": "openspiel:kuhn_poker"}
+
+
+def critic_rows(env: str, fragment: int, rows: int, **more: Any) -> dict[Any, list[float]]:
+    """Return what critics see, by episode, agent and env step."""
+    policies = {"policies": ["all"], "policy_mapping_fn": lambda agent_id, *args, **kw: "all"}
+    config = {**SMALL, "critic_obs": "all_agents", "multiagent": policies, "num_envs_per_worker": 1, **more}
+    found: dict[Any, list[float]] = {}
+    with PPO(env=ENVS[env], config={**config, "rollout_fragment_length": fragment}) as algo:
+        while len(found) < rows:
+            batch = algo.sample().policy_batches.get("all")
+            if batch is None:
+                continue
+            keys = zip(
+                batch["eps_id"].tolist(), batch["agent_index"].tolist(), batch["env_t"].tolist(), strict=True
+            )
+            found.update(zip(keys, batch["critic_obs"].tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("more", [{}, {"num_workers": 1}, {"batch_mode": "complete_episodes"}], ids=str)
+def test_where_fragments_end_changes_nothing_that_a_critic_sees(env: str, more: dict[str, Any]) -> None:
+    whole = critic_rows(env, 200, 200)
+    for fragment in (4,) if "num_workers" in more else (1, 2, 3, 4, 7):
+        cut = critic_rows(env, fragment, 150, **more)
+        assert len(cut.keys() & whole.keys()) > 100
+        for key in cut.keys() & whole.keys():
+            assert cut[key] == whole[key], (fragment, key)
+
+
+def test_a_critic_of_a_game_of_turns_sees_the_newest_observation_of_the_other_player() -> None:
+    rows, compared = critic_rows("turns", 4, 60), 0
+    for (episode, agent, step), row in rows.items():
+        # 18 own numbers, then 18 of the other player, 9 choices and a flag.
+        before = rows.get((episode, 1 - agent, step - 1), [0.0] * 18)
+        if step == 0 or any(before):
+            assert row[18:] == [*before[:18], *[0.0] * 10]
+            compared += step > 0
+    assert compared > 30
+
+
+@pytest.mark.parametrize("fragment", [4, 200])
+def test_a_critic_of_kuhn_poker_sees_the_card_and_the_bets_that_the_other_player_knows(fragment: int) -> None:
+    rows = critic_rows("kuhn", fragment, 120)
+    cards = {(key[0], int(row[1])): row[2:5] for key, row in rows.items()}
+    later = 0
+    for (episode, _, _), row in rows.items():
+        # A player knows who it is, its card and, as pairs, the moves before. Nobody else moves in its env step.
+        assert len(row) == 11 + 11 + 2 + 1
+        if not any(row[5:11]):
+            assert row == [1.0, 0.0, *cards[episode, 0], *[0.0] * 6, *[0.0] * 14]
+        elif row[1] == 1.0 and (episode, 0) in cards:
+            assert row[11:] == [1.0, 0.0, *cards[episode, 0], *[0.0] * 6, *[0.0] * 3]
+        elif (episode, 1) in cards:
+            # The first player acts again after it passed and the other one bet.
+            assert row[5:11] == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+            assert row[11:] == [0.0, 1.0, *cards[episode, 1], 1.0, 0.0, *[0.0] * 4, *[0.0] * 3]
+            later += 1
+    assert later > 5
 
 
 def test_environments_and_episodes_are_kept_apart() -> None:

@@ -34,7 +34,8 @@ CONFIG: dict[str, Any] = {
         "policy_mapping_fn": lambda agent_id, **kwargs: BY_AGENT[agent_id],
     },
 }
-Sight = tuple[npt.NDArray[Any], int | None]
+Sight = tuple[int, int, npt.NDArray[Any], int]
+"""An env step, the one of the agent's next observation or end, what it saw and what it did."""
 
 
 class Remembering(PPO):
@@ -53,19 +54,16 @@ class Remembering(PPO):
         return batch
 
 
-def sights(batch: MultiAgentBatch, episodes: Mapping[int, Episode]) -> dict[tuple[int, int, Any], Sight]:
-    """Return what there was to see of each agent in each env step of each episode."""
-    found: dict[tuple[int, int, Any], Sight] = {}
-    behind: dict[tuple[int, int, Any], Sight] = {}
+def sights(
+    batch: MultiAgentBatch, episodes: Mapping[int, Episode], found: dict[tuple[int, Any], list[Sight]]
+) -> None:
+    """Add what there was to see of each agent of each episode."""
     for own in batch.policy_batches.values():
-        for piece in own.split_by_episode():
-            eps_id, number = int(piece["eps_id"][0]), int(piece["agent_index"][0])
-            agent = episodes[eps_id].get_agents()[number]
-            for row, date in enumerate(piece["env_t"].tolist()):
-                found[eps_id, date, agent] = piece["obs"][row], int(piece["actions"][row])
-            if not piece["terminateds"][-1]:
-                behind[eps_id, int(piece["next_env_t"][-1]), agent] = piece["new_obs"][-1], None
-    return {**behind, **found}
+        for row in range(own.count):
+            eps_id, number = int(own["eps_id"][row]), int(own["agent_index"][row])
+            dates = int(own["env_t"][row]), int(own["next_env_t"][row])
+            sight = (*dates, own["obs"][row], int(own["actions"][row]))
+            found.setdefault((eps_id, episodes[eps_id].get_agents()[number]), []).append(sight)
 
 
 def numbers(obs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -89,26 +87,33 @@ def test_each_row_shows_who_was_there_in_its_env_step_and_what_they_did(
 ) -> None:
     config = {**CONFIG, **changes, "env_config": {"obs": obs, "mask": mask, "agents": len(AGENTS)}}
     with Remembering(env=Comings, config=config) as algorithm:
-        compared = 0
-        for _ in range(3):
+        seen: dict[tuple[int, Any], list[Sight]] = {}
+        asked: list[tuple[int, int, Any, SampleBatch]] = []
+        for number in range(6):
             batch = algorithm.sample()
-            seen, own = sights(batch, algorithm.seen), batch["critic"]
-            for row in range(own.count):
-                eps_id, date = int(own["eps_id"][row]), int(own["env_t"][row])
+            sights(batch, algorithm.seen, seen)
+            own = batch["critic"]
+            # What agents that wait have done is known later.
+            for row in range(own.count) if number < 3 else ():
+                eps_id = int(own["eps_id"][row])
                 me = algorithm.seen[eps_id].get_agents()[int(own["agent_index"][row])]
-                parts = [numbers(own["obs"][row])]
-                for other in AGENTS:
-                    if other == me:
-                        continue
-                    cell = np.zeros(len(parts[0]) + CHOICES + 1, np.float32)
-                    if (eps_id, date, other) in seen:
-                        shown, action = seen[eps_id, date, other]
+                asked.append((row, eps_id, me, own))
+        compared = 0
+        for row, eps_id, me, own in asked:
+            date = int(own["env_t"][row])
+            parts = [numbers(own["obs"][row])]
+            for other in AGENTS:
+                if other == me:
+                    continue
+                cell = np.zeros(len(parts[0]) + CHOICES + 1, np.float32)
+                for since, until, shown, action in seen.get((eps_id, other), ()):
+                    if since <= date < until:
                         cell[: len(parts[0])] = numbers(shown)
-                        if action is not None:
-                            cell[len(parts[0]) + action] = cell[-1] = 1.0
-                    parts.append(cell)
-                np.testing.assert_allclose(own["critic_obs"][row], np.concatenate(parts), atol=1e-6)
-                compared += 1
+                    if since == date:
+                        cell[len(parts[0]) + action] = cell[-1] = 1.0
+                parts.append(cell)
+            np.testing.assert_allclose(own["critic_obs"][row], np.concatenate(parts), atol=1e-6)
+            compared += 1
         assert compared > 50
         before = algorithm.get_weights()
         algorithm.train()

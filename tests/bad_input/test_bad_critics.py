@@ -63,7 +63,7 @@ def ragged(batch: Any) -> Any:
 HOOKS = [
     (lambda batch: None, ContractError, "postprocess_trajectory, agent 'a': returned NoneType, expected a SampleBatch"),
     (dict, ContractError, "returned dict, expected a SampleBatch"),
-    (lambda batch: batch.slice(0, 1), ContractError, "returned 1 rows, expected a SampleBatch of the same 3 rows"),
+    (lambda batch: batch[0:1], ContractError, "returned 1 rows, expected a SampleBatch of the same 3 rows"),
     (bare, ContractError, "returned 3 rows without 'action_dist_inputs'"),
     (short_column, ConfigError, "column 'joint' has 2 rows, expected 3"),
     (sometimes, ContractError, "columns ['joint'] are in some batches and not in others"),

@@ -346,10 +346,11 @@ def test_an_environment_that_calls_by_itself_has_no_workers() -> None:
         PPO(env=lambda context: Told(), config={"num_workers": 1, "engine": "process"})
 
 
-def test_the_advice_for_overlap_and_that_for_workers_do_not_lead_to_each_other() -> None:
+def test_the_advice_for_settings_of_workers_does_not_lead_from_one_to_another() -> None:
     both = {"num_workers": 1, "overlap": True, "engine": "process"}
     for config, advice in (
         ({"overlap": True}, "leave overlap out"),
+        ({"env_timeout": 3.0}, "leave env_timeout out"),
         (both, "leave num_workers out, and overlap"),
     ):
         with pytest.raises(ConfigError, match=f"; .*{advice}"):

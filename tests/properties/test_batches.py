@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.sample_batch import MultiAgentBatch, SampleBatch
+from menv.sample_batch import SampleBatch
 from tests.written_batches import batch, values
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -59,7 +58,7 @@ def test_slices_of_slices_keep_their_rows(whole: SampleBatch, data: st.DataObjec
     rows, order, part = known(whole), values(whole["obs"]), whole
     for _ in range(3):
         start, end = (data.draw(st.integers(-part.count - 1, part.count + 1)) for _ in range(2))
-        part, order = part.slice(start, end), order[start:end]
+        part, order = part[start:end], order[start:end]
         check(part, rows, order)
 
 
@@ -71,17 +70,17 @@ def test_any_mixture_of_operations_keeps_each_row(whole: SampleBatch, seed: int,
         st.lists(st.sampled_from(["shuffle", "slice", "split", "copy", "twice"]), max_size=5)
     ):
         if name == "shuffle":
-            order = [order[at] for at in np.random.default_rng(seed).permutation(len(order))]
-            whole = whole.shuffle(seed)
+            permutation = np.random.default_rng(seed).permutation(len(order))
+            whole, order = whole.take(permutation), [order[at] for at in permutation]
         elif name == "slice":
-            whole, order = whole.slice(1, len(order)), order[1:]
+            whole, order = whole[1:], order[1:]
         elif name == "split" and whole.count:
             whole = SampleBatch.concat_samples(whole.split_by_episode()[::-1])
             order = values(whole["obs"])
         elif name == "copy":
-            whole = whole.copy(shallow=data.draw(st.booleans()))
+            whole = whole.copy()
         else:
-            whole, order = whole.concat(whole), [*order, *order]
+            whole, order = SampleBatch.concat_samples([whole, whole]), [*order, *order]
     check(whole, rows, order)
 
 
@@ -89,56 +88,21 @@ def test_any_mixture_of_operations_keeps_each_row(whole: SampleBatch, seed: int,
 @quick
 def test_a_concatenation_keeps_the_rows_of_both(first: SampleBatch, second: SampleBatch) -> None:
     rows, order = known(first, second), [*values(first["obs"]), *values(second["obs"])]
-    both = first.concat(second)
+    both = SampleBatch.concat_samples([first, second])
     # Parts of parts, before anybody has read the infos: those of one fragment share what they refer to.
-    nested = both.slice(1, both.count).concat(second).concat(both)
+    nested = SampleBatch.concat_samples([both[1:], second, both])
     check(both, rows, order)
     check(nested, rows, [*order[1:], *values(second["obs"]), *order])
 
 
-@pytest.mark.parametrize("by", ["size", "num_slices"])
-@given(whole=batches(), number=st.integers(1, 20))
+@given(whole=batches(), size=st.integers(1, 20))
 @quick
-def test_time_slices_put_together_are_the_batch(by: str, whole: SampleBatch, number: int) -> None:
+def test_slices_put_together_are_the_batch(whole: SampleBatch, size: int) -> None:
     rows, order = known(whole), values(whole["obs"])
-    parts = whole.timeslices(**{by: number})
+    parts = [whole[start : start + size] for start in range(0, whole.count, size)]
     for part in parts:
         check(part, rows, values(part["obs"]))
     again = SampleBatch.concat_samples(parts)
     check(again, rows, order)
     np.testing.assert_array_equal(again.segments.lengths, whole.segments.lengths)
     np.testing.assert_array_equal(again.segments.next_obs, whole.segments.next_obs)
-
-
-@given(whole=batches(), length=st.integers(1, 10))
-@quick
-def test_padding_keeps_the_rows_and_adds_zeros(whole: SampleBatch, length: int) -> None:
-    rows, order = known(whole), values(whole["obs"])
-    padded = whole.right_zero_pad(length)
-    mask = padded["seq_mask"]
-    assert values(padded["obs"][mask]) == order
-    for name in (name for name in rows[order[0]] if name != "missing"):
-        np.testing.assert_array_equal(padded[name][mask], [rows[one][name] for one in order])
-        assert not any(np.any(value != 0) and value != {} for value in padded[name][~mask])
-    assert padded["seq_lens"].tolist() == mask.reshape(-1, length).sum(1).tolist()
-
-
-@given(first=batches(), second=batches(5000), k=st.integers(1, 6))
-@quick
-def test_slices_of_several_policies_hold_k_times_each_and_every_row_once(
-    first: SampleBatch, second: SampleBatch, k: int
-) -> None:
-    rows = known(first, second)
-    parts = MultiAgentBatch({"p": first, "q": second}, 7).timeslices(k)
-    seen: list[float] = []
-    times: list[tuple[int, int]] = []
-    for part in parts:
-        mine: set[tuple[int, int]] = set()
-        for one in part.policy_batches.values():
-            check(one, rows, values(one["obs"]))
-            seen.extend(values(one["obs"]))
-            mine.update(zip(one["eps_id"].tolist(), one["t"].tolist(), strict=True))
-        assert len(mine) == part.env_steps() == (k if part is not parts[-1] else len(mine))
-        times.extend(sorted(mine))
-    assert sorted(seen) == sorted(rows)
-    assert times == sorted(set(times))

@@ -181,7 +181,7 @@ def test_rows_that_wait_keep_what_they_were_drawn_from() -> None:
         batch = algo._sampler.sample()["default_policy"]
         (long,) = [piece for piece in batch.split_by_episode() if piece["obs"][0][0] == 2.0]
         # The action of the row that waited when the weights changed was drawn later.
-        rows = long.slice(0, 6)
+        rows = long[0:6]
         now = backend.evaluate(0, rows["obs"], None, rows["actions"])
         algo.set_weights(before)
         then = backend.evaluate(0, rows["obs"], None, rows["actions"])

@@ -217,10 +217,10 @@ def test_rows_count_once_each_in_any_order_and_any_pieces(batch: SampleBatch) ->
     whole = digest_of(batch)
     rng = np.random.default_rng(0)
     assert digest_of(batch.take(rng.permutation(batch.count))) == whole
-    assert digest_of(*batch.timeslices(size=7)) == whole
+    assert digest_of(batch[:7], batch[7:]) == whole
     assert digest_of(*reversed(batch.split_by_episode())) == whole
-    assert digest_of(batch, batch.slice(0, 1)) != whole
-    assert digest_of(batch.slice(1, batch.count)) != whole
+    assert digest_of(batch, batch[0:1]) != whole
+    assert digest_of(batch[1 : batch.count]) != whole
 
 
 def test_a_mask_counts() -> None:
@@ -234,7 +234,7 @@ def test_a_mask_counts() -> None:
 @pytest.mark.parametrize("width", [1, 3, 8, 5000])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_observations_of_every_width_count_in_every_place(width: int, dtype: Any, batch: SampleBatch) -> None:
-    batch = batch.slice(0, 3)
+    batch = batch[0:3]
     batch["obs"] = np.zeros((3, width), dtype)
     batch.segments.next_obs = np.zeros((len(batch.segments.lengths), width), dtype)
     digests = {digest_of(batch).hex()}

@@ -281,7 +281,7 @@ def test_infos_live_as_long_as_a_batch_that_can_ask_for_them() -> None:
         told(play, [0], [info])
     del infos, info
     batch = play.only()
-    part = batch.slice(0, 1)
+    part = batch[0:1]
     del batch
     # The ledger has let go; the slice can still be asked.
     assert part["infos"][0] is watched[1]() is not None

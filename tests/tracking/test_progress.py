@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from menv import DefaultCallbacks
 from menv.algorithms import PPO
+from menv.serving import PolicyServerInput
 from menv.tracking import Tracker
 from menv.tracking.progress import LiveTable, Pace, PlainLines, progress, sparkline
 
@@ -73,6 +75,12 @@ def test_the_time_left_is_that_to_the_first_bound() -> None:
     pace = Pace({"num_env_steps_sampled": 1000, "training_iteration": 4}, under_way())
     line = pace.line(under_way(num_env_steps_sampled=50, time_total_s=10.0, steps=50))
     assert line == "iteration 1, 50 of 100 steps, 5 steps/s, sampling for 0 s, 0:01:10 left"
+    again = Pace(
+        {"training_iteration": 3}, under_way(training_iteration=1, phase="", steps=100, time_total_s=10.0)
+    )
+    # Half of an iteration took 5 s; one and a half are left.
+    line = again.line(under_way(training_iteration=1, steps=50, time_total_s=15.0))
+    assert line.endswith(", 0:00:15 left")
     assert Pace({"episode_reward_mean": 3}, under_way()).line(under_way(steps=1)).endswith("sampling for 0 s")
 
 
@@ -106,3 +114,65 @@ def test_without_a_terminal_there_are_lines(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out.startswith(
         f"PPO in tictactoe, policies: default_policy, run folder {tmp_path / 'run'}\n"
     )
+
+
+def test_lines_count_from_the_beginning_of_an_iteration_and_name_it(tmp_path: Path) -> None:
+    lines: list[tuple[str, ...]] = []
+    began = time.perf_counter()
+
+    def note(algorithm: Any, where: str) -> None:
+        now = algorithm.under_way()
+        assert now["phase_s"] <= time.perf_counter() - began
+        number, steps, _, doing = Pace({}, now).line(now).split(", ")
+        lines.append((where, number, steps, doing.split()[0]))
+
+    class Notes(DefaultCallbacks):
+        def on_learn_on_batch(self, **kwargs: Any) -> None:
+            note(algo, "batch")
+
+        def on_evaluate_start(self, *, algorithm: Any, **kwargs: Any) -> None:
+            note(algorithm, "evaluation")
+
+    class Begins(Tracker):
+        def begin(self, algorithm: Any) -> None:
+            note(algorithm, "beginning")
+
+        def result(self, result: Any) -> None:
+            note(algo, "result")
+
+    def iteration(number: int) -> list[tuple[str, ...]]:
+        name = f"iteration {number}"
+        return [
+            ("beginning", name, "0 of 64 steps", "working"),
+            ("batch", name, "64 of 64 steps", "learning"),
+            ("evaluation", name, "64 of 64 steps", "evaluating"),
+            ("result", name, "64 of 64 steps", "working"),
+        ]
+
+    config = {"train_batch_size": 64, "sgd_minibatch_size": 64, "evaluation_interval": 1, "callbacks": Notes}
+    with PPO(env="CartPole-v1", config={**config, "evaluation_duration": 1}) as algo:
+        for steps in (64, 128):
+            time.sleep(0.3)
+            began = time.perf_counter()
+            algo.learn(steps, trackers=[Begins()])
+        algo.save(tmp_path)
+    with PPO.from_checkpoint(tmp_path, {"callbacks": Notes}) as algo:
+        time.sleep(0.3)
+        began = time.perf_counter()
+        algo.learn(192, trackers=[Begins()])
+    assert lines == [line for number in (1, 2, 3) for line in iteration(number)]
+
+
+def test_a_run_that_waits_for_clients_is_not_advised_to_take_workers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spaces = {"observation_space": gym.spaces.Discrete(3), "action_space": gym.spaces.Discrete(2)}
+    source = {"input": lambda ioctx: PolicyServerInput(ioctx, port=0, idle_timeout=0.2)}
+    with PPO(config={**source, **spaces}) as algo:
+        lines = PlainLines()
+        lines.begin(algo)
+        lines.result(algo.train())
+        lines.end("")
+    said = capsys.readouterr().out
+    assert "slowest: waiting for clients, " in said
+    assert "num_workers" not in said

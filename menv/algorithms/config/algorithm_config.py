@@ -380,7 +380,8 @@ class AlgorithmConfig(BuilderChain, Settings):
         if self.env_timeout is not None and not in_processes:
             raise ConfigError(
                 f"{self._where}: env_timeout is {self.env_timeout} with environments in this process, which cannot be "
-                "interrupted, expected some in other processes; set num_workers or remote_worker_envs=True"
+                "interrupted, expected some in other processes; set num_workers or remote_worker_envs=True, or leave "
+                "env_timeout out for an external environment or an input, whose applications keep their own time"
             )
         if self.overlap and not self.num_workers:
             what = (

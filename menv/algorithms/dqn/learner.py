@@ -363,11 +363,8 @@ def transitions(batch: SampleBatch, gamma: float, n: int) -> Transitions:
     Timesteps closer than n to the end of their chunk use fewer rewards. Targets bootstrap at truncations and at the
     end of a fragment, not after a termination.
     """
-    if n < 1 or SampleBatch.SEQ_MASK in batch:
-        padded = "a padded" if SampleBatch.SEQ_MASK in batch else "an unpadded"
-        raise ConfigError(
-            f"n_step: n is {n} with {padded} batch, expected at least 1 and no padding; correct n_step"
-        )
+    if n < 1:
+        raise ConfigError(f"n_step: n is {n}, expected at least 1; correct n_step")
     segments, count = batch.segments, batch.count
     ends = np.repeat(segments.ends, segments.lengths)
     # [N] the index after the last reward of each return.

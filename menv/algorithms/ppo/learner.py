@@ -107,11 +107,9 @@ class PPOLearner:
         [N, D], advantages [N], value_targets [N]; critic_obs [N, C] of a centralized critic; seq_lens [S] and
         state_in_0, ... [N, ...] of a recurrent policy. A custom loss gets every other column of the batch as well.
         """
-        if len(columns["obs"]) == 0 or SampleBatch.SEQ_MASK in columns:
-            what = "a padded batch" if SampleBatch.SEQ_MASK in columns else "0 rows"
+        if len(columns["obs"]) == 0:
             raise ConfigError(
-                f"PPOLearner.learn: {what}, expected at least 1 row and no padding; skip policies without experience, "
-                "and pad copies"
+                "PPOLearner.learn: 0 rows, expected at least 1; skip policies without experience"
             )
         settings = self._settings
         self._adam.lr = settings.lr_at(env_steps)
