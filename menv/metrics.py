@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -106,6 +107,8 @@ Solos: TypeAlias = "tuple[tuple[AgentId, str], Sequence[float], Sequence[int], S
 """Episodes of one agent each: the agent and its policy, the returns, the env steps, when they ended."""
 
 _MOST_NEW, _MOST_FAULTS = 10_000, 64
+_LONG = 10
+"""Iterations without the end of an episode after which a warning says why there are no means."""
 _NOTHING: Mapping[Any, Any] = {}
 
 
@@ -147,7 +150,7 @@ class Metrics:
         self._new: deque[EpisodeSummary] = deque(maxlen=max(window, _MOST_NEW))
         # Episodes of one agent each, split when they are summarized.
         self._solo: deque[Solos] = deque(maxlen=_MOST_NEW)
-        self._new_count = 0
+        self._new_count = self._silent = 0
         self._new_faulty = 0
         self._faulty_total = 0
         self._first_fault: str | None = None
@@ -269,6 +272,13 @@ class Metrics:
         new, count, faulty = self.finished(), self._new_count, self._new_faulty
         media = [shown for _, shown in sorted(self._media, key=itemgetter(0))]
         self._forget_new()
+        self._silent += 1
+        if not self.episodes_total and not self._faulty_total and self._silent == _LONG:
+            warnings.warn(
+                f"train: no episode has ended in {_LONG} iterations, so episode_reward_mean and the other means are "
+                "None, expected environments that end episodes; wrap yours in menv.wrappers.TimeLimit to truncate them",
+                stacklevel=4,
+            )
         missing = max(0, self._window - len(new))
         episodes = [*list(self._before)[len(self._before) - min(missing, len(self._before)) :], *new]
         self._before.extend(new)

@@ -378,3 +378,22 @@ def test_what_an_agent_is_paid_after_its_end_is_in_its_return_and_in_no_row() ->
     assert result["episode_reward_mean"] == 71.0
     assert result["unclaimed_rewards"] == 50.0 * result["episodes_total"]
     assert returns[0] == ({(name, name): earned for name, earned in paid.items()}, 71.0, 50.0)
+
+
+def test_a_world_without_an_end_says_why_there_are_no_means() -> None:
+    class Endless(gym.Env[Any, Any]):
+        observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return 0, {}
+
+        def step(self, action: Any) -> Any:
+            return 0, 1.0, False, False, {}
+
+    with PPO(env=lambda context: Endless(), config={"train_batch_size": 8, "seed": 0}) as algo:
+        for _ in range(9):
+            assert algo.train()["episode_reward_mean"] is None
+        with pytest.warns(UserWarning, match=r"no episode has ended in 10 iterations.*TimeLimit"):
+            algo.train()
+        # Once.
+        algo.train()

@@ -65,13 +65,11 @@ class Algorithm:
 
     Attributes:
         config: The settings, complete.
-        last_result: What `train()` returned last, {} before.
         run_dir: The run folder that `learn` writes, None without one.
     """
 
     recipe: ClassVar[Recipe]
     """Trains the policies that name no other algorithm."""
-    last_result: Mapping[str, Any] = {}
     run_dir: Path | None = None
 
     if not TYPE_CHECKING:
@@ -176,6 +174,11 @@ class Algorithm:
         self._progress.iteration = number
 
     @property
+    def last_result(self) -> Mapping[str, Any]:
+        """What `train()` returned last, also before the run was resumed; {} before the first iteration."""
+        return self._progress.result
+
+    @property
     def hyperparameters(self) -> dict[str, Any]:
         """Algorithm, environment and settings, as trackers log them: JSON values, by names such as `model.use_lstm`."""
         return hyperparameters(self)
@@ -241,7 +244,7 @@ class Algorithm:
                     result = self._train_once()
             finally:
                 self._progress.enter("")
-            self.last_result = result
+            self._progress.result = result
             self._attach_evaluation(result)
             self._callbacks.on_train_result(algorithm=self, result=result)
         return cast(TrainResult, result)
@@ -261,10 +264,10 @@ class Algorithm:
             PPO(env="CartPole-v1").learn(100_000, run_dir="runs/cartpole")
             algo.learn(stop={"episode_reward_mean": 450, "time_total_s": 600}, progress_bar=True)
 
-        Whole iterations are trained. A bound that is reached already trains nothing. Ctrl-C and exceptions end the
-        run too, and what was learned by then is saved first. With a `run_dir`, SIGTERM and SIGHUP do the same and end
-        the program with the status 128 + the signal's number, in the main thread and unless the program has its own
-        handlers.
+        Whole iterations are trained. A bound that is reached already trains nothing: `last_result` is returned. Ctrl-C
+        and exceptions end the run too, and what was learned by then is saved first. With a `run_dir`, SIGTERM and
+        SIGHUP do the same and end the program with the status 128 + the signal's number, in the main thread and unless
+        the program has its own handlers.
 
         Args:
             total_timesteps: Env steps of the whole run, including those before it was resumed.
@@ -455,16 +458,17 @@ class Algorithm:
         """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
         return [] if self._operation_guard.stopped else self._rollouts.pids
 
-    def call_envs(self, method: str, *args: Any) -> list[Any]:
+    def call_envs(self, method: str, *args: Any, evaluation: bool = False) -> list[Any]:
         """Call a method of every sub-environment, in this process, in workers, in remote environments.
 
         A curriculum is one use: `algorithm.call_envs("set_level", 3)` in `on_train_result`. Workers first complete the
-        fragments that they were asked for. The environments of evaluations and of replacement workers are not called:
-        `on_sub_environment_created` receives both.
+        fragments that they were asked for. The environments of replacement workers are not called:
+        `on_sub_environment_created` receives them.
 
         Args:
             method: The method's name.
             args: Its arguments; with workers they are pickled, as results are.
+            evaluation: Whether to call the sub-environments of evaluations instead. The next evaluation resets them.
 
         Returns:
             The returned values in the order of the sub-environments, the first worker's first.
@@ -474,7 +478,7 @@ class Algorithm:
             CallOrderError: The algorithm was stopped.
         """
         self._operation_guard.refuse_stopped("call_envs")
-        return self._rollouts.call_envs(method, args)
+        return (self._evaluation_runner if evaluation else self._rollouts).call_envs(method, args)
 
     @property
     def inference(self) -> dict[str, str]:
@@ -700,7 +704,7 @@ class Algorithm:
             NotWrittenError: There is no room; earlier checkpoints are intact.
         """
         with self._crash_capsules.written(self._metrics.take_faults):
-            return self._checkpoints.save(path, keep_last, keep_best, self.last_result)
+            return self._checkpoints.save(path, keep_last, keep_best)
 
     @classmethod
     @old_arguments(checkpoint="path")

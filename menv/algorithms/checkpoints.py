@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, is_dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -17,7 +18,7 @@ import numpy as np
 
 import menv
 from menv import algorithms
-from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
 from menv.algorithms.config.field_checks import check_stored
 from menv.algorithms.config.stored_config import check_connectors, given_map, restored_config, stored_config
 from menv.algorithms.evaluation_runner import EvaluationRunner
@@ -39,11 +40,12 @@ from menv.inference.checkpoint_folder import (
     write_policies,
 )
 from menv.metrics import Metrics
+from menv.migration_hints import Result
 from menv.plain_files import inside
 from menv.policy import weights_of
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
-from menv.serialization import Arrays, from_plain, path_given, to_plain
+from menv.serialization import Arrays, from_plain, is_plain, path_given, to_plain
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
@@ -75,14 +77,14 @@ _RANGES: dict[str, tuple[str, float]] = {
 """Entries with numbers, at any depth of a state: their dtype kinds and the largest value."""
 _OF_USERS = (
     "connectors", "evaluated", "gathered", "extras", "actions", "last", "lives", "remembered", "raw", "shown",
-    "columns", "agent_rewards", "policies", "open", "rng", "match", "league",
+    "columns", "agent_rewards", "policies", "open", "rng", "match", "league", "result",
 )  # fmt: skip
 """Entries with values and names from users and environments."""
 
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """Seed and counters of a run.
+    """Seed, counters and latest result of a run.
 
     `started_at` is of `time.perf_counter`, as if the run had never been interrupted. `phase`, what the run is doing,
     began at `phase_at`; the running iteration began after `first_step` steps.
@@ -94,6 +96,7 @@ class TrainingProgress:
     phase: str = ""
     phase_at: float = field(default_factory=time.perf_counter)
     first_step: int = 0
+    result: Mapping[str, Any] = field(default_factory=dict)
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""
@@ -121,9 +124,8 @@ class Checkpoints:
         path: str | Path | None,
         keep_last: int | None,
         keep_best: tuple[str, int] | None,
-        result: Mapping[str, Any],
     ) -> Path:
-        """Write a checkpoint as `Algorithm.save` does; `result` is the latest."""
+        """Write a checkpoint as `Algorithm.save` does."""
         self.guard.refuse_stopped("save", "save before, or build a new one")
         if path is None:
             raise ConfigError(
@@ -133,12 +135,12 @@ class Checkpoints:
         root = path_given("save", path)
         _check_keeping(keep_last, keep_best)
         with self.guard.call("save", whole=True, brief=True), self.rollouts.lock:
-            folder = self._write(root, keep_best and keep_best[0], result)
+            folder = self._write(root, keep_best and keep_best[0])
             if keep_last is not None or keep_best is not None:
                 keep_only(root, _kept(root, keep_last, keep_best))
         return folder
 
-    def _write(self, root: Path, metric: str | None, result: Mapping[str, Any]) -> Path:
+    def _write(self, root: Path, metric: str | None) -> Path:
         iteration = self.progress.iteration
         manifest = {
             "kind": _KIND,
@@ -146,7 +148,7 @@ class Checkpoints:
             "algorithm": self.algorithm,
             "iteration": iteration,
             "config": stored_config(self.config, self.policy_set.policy_map),
-            "metrics": {metric: _metric(result, metric)} if metric else {},
+            "metrics": {metric: _metric(self.progress.result, metric)} if metric else {},
         }
         return write_checkpoint(root, iteration, manifest, self.files(), self._write_policies)
 
@@ -202,7 +204,10 @@ class Checkpoints:
         learners = policy_set.learners.state()
         # First: this may find a lost worker, whose episodes are counted.
         sampler = self.rollouts.state()
+        # Media may be large.
+        result = {**progress.result, "episode_media": {}} if progress.result else {}
         tree = {
+            "result": result if is_plain(result) else {},
             "iteration": progress.iteration,
             "seed": progress.seed,
             "time_total_s": time.perf_counter() - progress.started_at,
@@ -241,6 +246,11 @@ class Checkpoints:
         weights, learners = _nested(files[WEIGHTS]), _nested(files[LEARNERS])
         tree = from_plain(files[STATE], files[ARRAYS])
         _check_counts(tree)
+        of_env, own = itemgetter("env", "env_config"), stored_config(self.config, self.policy_set.policy_map)
+        if of_env(own) != of_env(saved.manifest["config"]):
+            # Means of another environment say nothing about this one.
+            tree["metrics"] |= {"before": [], "new": [], "elo": {}}
+            tree |= {"result": {}, "evaluated": {}}
         for policy_id, learner_seed in tree["learners"]:
             _check_counts({"seed": learner_seed}, f"learners.{policy_id}")
         policy_set, progress = self.policy_set, self.progress
@@ -249,7 +259,8 @@ class Checkpoints:
             league.check_state(tree.get("league"), snapshots)
         seed = progress.seed if keep_seed else int(tree["seed"])
         for policy_id, policy in policy_set.policies.items():
-            _check_weights(policy_id, weights.get(policy_id, {}), weights_of(policy))
+            note = team_note(policy_set.learners.configs.get(policy_id))
+            _check_weights(policy_id, weights.get(policy_id, {}), weights_of(policy), note)
         chosen = {
             name: (own, learners.get(name, {}))
             for name, own in tree["learners"]
@@ -270,6 +281,7 @@ class Checkpoints:
         policy_set.set_state(tree, weights, seed)
         progress.iteration = int(tree["iteration"])
         progress.started_at = time.perf_counter() - tree["time_total_s"]
+        progress.result = Result(tree.get("result", {}))
         policy_set.learners.set_state(chosen, seed)
         policy_set.learners.env_steps_trained = int(tree["env_steps_trained"])
         policy_set.learners.agent_steps_trained = int(tree["agent_steps_trained"])
@@ -325,13 +337,13 @@ def _nested(arrays: Arrays) -> dict[str, Arrays]:
     return found
 
 
-def _check_weights(policy_id: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_weights(policy_id: str, found: Mapping[str, Any], wanted: Mapping[str, Any], note: str) -> None:
     for name in sorted({*found, *wanted}):
         shapes = [np.shape(side[name]) if name in side else None for side in (found, wanted)]
         if shapes[0] != shapes[1]:
             raise ConfigError(
                 f"checkpoint, policy {policy_id!r}: weights {name!r} have shape {shapes[0]}, expected {shapes[1]}; "
-                "build the same model over the same spaces"
+                f"build the same model over the same spaces{note}"
             )
 
 

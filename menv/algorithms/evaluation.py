@@ -13,11 +13,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium import spaces
 
 from menv import rng
 from menv.adapters.adapter import Adapter
-from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.rollouts import new_sampler, tell_envs_created
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
+from menv.algorithms.rollouts import call_each, new_sampler, tell_envs_created
 from menv.algorithms.worker_messages import PolicyView, WorkerPlacement, joined_state, split_state
 from menv.base_env import Column, EnvId, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
@@ -209,6 +210,8 @@ class Evaluation:
         # Whether an exception ended the last evaluation.
         self._interrupted = False
         self.guard: AbstractContextManager[Any] = nullcontext()
+        # The last arguments of each method that was called, for environments that are created later.
+        self._calls: dict[str, tuple[Any, ...]] = {}
 
     @property
     def progress(self) -> int:
@@ -222,13 +225,29 @@ class Evaluation:
 
     def play(self) -> EvaluationShare:
         """Run the episodes."""
-        with nullcontext() if self._settings.seed is None else self._own_random_states(self._settings.seed):
+        with self._own_random_states():
             env_steps, agent_steps = self._play()
         return EvaluationShare(self._limit.metrics.take(), env_steps, agent_steps)
 
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """Call a method of every sub-environment, also of those that replace them; the next evaluation resets them."""
+        with self._own_random_states(), self.guard:
+            sampler = self._ready()
+            found = call_each(sampler.base_env, method, args)
+            self._calls[method] = args
+            if sampler.base_env.can_restart and not sampler.base_env.lockstep:
+                # Episodes that have begun would go on as the environments were before.
+                self._sampler = self._new_sampler(sampler.base_env, is_new=False)
+                self._sampler.resume(sampler.state_without_episodes())
+        return found
+
     @contextmanager
-    def _own_random_states(self, seed: int) -> Iterator[None]:
+    def _own_random_states(self) -> Iterator[None]:
         """Let environments draw numbers that are independent of training, whose states are restored."""
+        seed = self._settings.seed
+        if seed is None:
+            yield
+            return
         outside = random.getstate(), np.random.get_state()
         rng.seed_process(rng.key(seed, rng.EVALUATION, self._placement.worker_index))
         if self._random_states is not None:
@@ -279,15 +298,20 @@ class Evaluation:
             self._base_env.stop()
 
     def _ready(self) -> Sampler:
-        if self._interrupted:
-            self._start_over()
+        changed = self._limit.stops_midway or self._playing is not self._policy_view.policy_map
+        if self._interrupted or (self._sampler is not None and changed):
+            # All sub-environments are at the beginning of an episode afterwards.
+            self.stop()
+            self._base_env, self._sampler, self._interrupted = None, None, False
+        is_new = self._base_env is None
         if self._base_env is None:
             self._base_env = self._make_base_env(self._settings)
             self._limit = self._limit_of(self._base_env)
-        playing = self._policy_view.policy_map
-        if self._sampler is None or self._limit.stops_midway or self._playing is not playing:
-            # All sub-environments are at the beginning of an episode here.
-            self._sampler = self._new_sampler()
+        if self._sampler is None:
+            self._sampler = self._new_sampler(self._base_env, is_new)
+        if is_new:
+            for method, args in self._calls.items():
+                call_each(self._base_env, method, args)
         return self._sampler
 
     def _limit_of(self, base_env: Adapter) -> EvaluationLimit:
@@ -302,24 +326,18 @@ class Evaluation:
         assert self._base_env is not None
         return self._base_env.index_of(env_id)
 
-    def _start_over(self) -> None:
-        self.stop()
-        self._interrupted = False
-        self._base_env = self._sampler = None
-
-    def _new_sampler(self) -> Sampler:
-        assert self._base_env is not None
-        if self._sampler is not None:
-            self._base_env.stop()
-            self._base_env = self._make_base_env(self._settings)
-        base_env, policy_view, settings = self._base_env, self._policy_view, self._settings
+    def _new_sampler(self, base_env: Adapter, is_new: bool) -> Sampler:
+        policy_view, settings = self._policy_view, self._settings
         self._playing = policy_view.policy_map
         sampler = new_sampler(
             settings, base_env, policy_view, [group.clone() for group in policy_view.groups], self._limit,
             self._limit.metrics, self._seed, self._callbacks, self._placement,
         )  # fmt: skip
         sampler.use_vector_loop = False
-        tell_envs_created(lambda: sampler, settings, base_env, self._callbacks, self._placement)
+        if is_new:
+            tell_envs_created(
+                lambda: self._sampler or sampler, settings, base_env, self._callbacks, self._placement
+            )
         return sampler
 
 
@@ -339,11 +357,15 @@ def check_env(policy_view: PolicyView, base_env: Adapter, env: Any, settings: Al
     kinds: tuple[Kind, ...] = ("action",) if reshaped else ("observation", "action")
     for kind in kinds:
         given = getattr(settings, f"{kind}_space")
-        spaces = AgentSpaces(base_env if base_env.lockstep else env, kind, given)
+        agent_spaces = AgentSpaces(base_env if base_env.lockstep else env, kind, given)
         for agent, policy_id in agents.items():
-            found, built = spaces.found(agent), getattr(policy_view.policies[policy_id], f"{kind}_space")
+            found, built = (
+                agent_spaces.found(agent),
+                getattr(policy_view.policies[policy_id], f"{kind}_space"),
+            )
             if found is not None and not alike(found, built):
+                note = team_note(settings) if isinstance(found, spaces.Tuple) else ""
                 raise ConfigError(
                     f"the {kind} space of agent {agent!r} is {found}, expected one like that of its policy "
-                    f"{policy_id!r}, {built}; map the agent to another policy, or fix the environment"
+                    f"{policy_id!r}, {built}; map the agent to another policy, or fix the environment{note}"
                 )

@@ -143,6 +143,10 @@ class EvaluationRunner:
         if numbers:
             self._callbacks.on_workers_recreated(algorithm=algorithm, worker_ids=numbers, is_evaluation=True)
 
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """Call a method of the sub-environments of evaluations, which are created now if there are none."""
+        return self._ready().call_envs(method, args)
+
     def take_faults(self) -> list[dict[str, Any]]:
         """Return the faults of environments since the last call; see `Metrics.faults`."""
         return [] if self._evaluation is None else self._evaluation.metrics.take_faults()
@@ -288,6 +292,8 @@ class EvaluationGroup:
         self._begun = False
         self._update: PolicyUpdate | None = None
         self._played: Sequence[EvaluationShare] | None = None
+        # The last arguments of each method that was called, for workers that are created later.
+        self._calls: dict[str, tuple[Any, ...]] = {}
         # Sampler states of another run, until the next evaluation resumes them.
         self._resumed: Mapping[str, Any] | None = None
 
@@ -331,6 +337,16 @@ class EvaluationGroup:
             "num_env_steps_sampled_this_iter": sum(share.env_steps for share in shares),
             "num_agent_steps_sampled_this_iter": sum(share.agent_steps for share in shares),
         }
+
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """Call a method of every sub-environment, after an evaluation that workers have begun."""
+        if self._here is not None:
+            return self._here.call_envs(method, args)
+        if self._begun:
+            self._all_played()
+        found = self._ready().call_all(EvaluationWorker.call_envs, method, args)
+        self._calls[method] = args
+        return [value for values in found for value in values or ()]
 
     def _all_played(self) -> Sequence[EvaluationShare]:
         if not self.begun:
@@ -400,6 +416,8 @@ class EvaluationGroup:
         elif self._interrupted or policy_map is not self._playing:
             for index in range(len(self._workers)):
                 self._workers.create_again(index)
+            for method, args in self._calls.items():
+                self._workers.call_all(EvaluationWorker.call_envs, method, args)
         else:
             return self._workers
         self._policy_sync.mark_sent()

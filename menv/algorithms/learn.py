@@ -24,6 +24,7 @@ from menv.algorithms.config.stored_config import stored_config
 from menv.algorithms.crash_capsules import CRASHES
 from menv.errors import ConfigError, MissingExtraError, NotWrittenError
 from menv.inference.checkpoint_folder import LATEST
+from menv.migration_hints import Result
 from menv.plain_files import inside
 from menv.serving.interrupts import Terminations, updates
 from menv.tracking.progress import progress
@@ -228,7 +229,7 @@ def learn(
     progress_bar: bool,
     save_every: int | None,
     trackers: Sequence[Tracker],
-) -> dict[str, Any]:
+) -> Result:
     """See `Algorithm.learn`."""
     bounds = dict(stop or {})
     if total_timesteps is not None:
@@ -302,7 +303,7 @@ def train_until(
     saving: Saving,
     trackers: Sequence[Tracker] = (),
     stopped: Callable[[], str] = lambda: "",
-) -> dict[str, Any]:
+) -> Result:
     """Train until the rule or `stopped` gives a reason, save at the end, and return the last result.
 
     An exception, Ctrl-C too, ends the run as well: what was learned so far is saved first.
@@ -336,13 +337,13 @@ def train_until(
             saving.save(algo, followers, first=reason == "interrupted")
         finally:
             followers.call(Tracker.end, reason)
-    return dict(algo.last_result)
+    return Result(algo.last_result or algo.counts())
 
 
 def _train(
     algo: Algorithm, rule: StopRule, saving: Saving, trackers: Trackers, stopped: Callable[[], str]
 ) -> str:
-    reason = rule.reached(algo.counts())
+    reason = rule.reached({**algo.last_result, **algo.counts()})
     while not reason:
         iteration = algo.iteration + 1
         try:

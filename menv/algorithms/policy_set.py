@@ -9,8 +9,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from menv.algorithms.centralized_critic import JointObs
-from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
 from menv.algorithms.config.read_config import adopt, override
 from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.learners import Learners
@@ -216,9 +218,17 @@ class PolicySet(PolicyView):
             for policy_id, by_name in weights.items():
                 self.policies[policy_id].set_weights(by_name)
                 changed.append(policy_id)
-        except BaseException:
-            for policy_id in changed:
-                self.policies[policy_id].set_weights(before[policy_id])
+        except BaseException as error:
+            for done in changed:
+                self.policies[done].set_weights(before[done])
+            own = weights_of(self.policies[policy_id])
+            other_shapes = any(np.shape(by_name.get(name, 0)) != np.shape(one) for name, one in own.items())
+            if (
+                isinstance(error, ConfigError)
+                and other_shapes
+                and (note := team_note(self.learners.configs.get(policy_id)))
+            ):
+                raise ConfigError(f"{error}{note}") from error
             raise
         for policy_id, by_name in weights.items():
             if self.learners.shared.peers(policy_id):

@@ -183,9 +183,8 @@ class LocalRollouts:
         """Do nothing: the exception has ended the fragment."""
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        env_ids = self.base_env.get_sub_environments(as_dict=True) or [0]
         with self.guard:
-            return [self.base_env.call(env_id, method, *args) for env_id in env_ids]
+            return call_each(self.base_env, method, args)
 
     def state(self) -> Tree:
         self._recover()
@@ -258,6 +257,12 @@ class LocalRollouts:
         if policy_view.postprocessor.wanted:
             sampler.keep_episodes()
         return sampler
+
+
+def call_each(base_env: Adapter, method: str, args: tuple[Any, ...]) -> list[Any]:
+    """Call a method of every sub-environment; return the values in their order."""
+    env_ids = base_env.get_sub_environments(as_dict=True) or [0]
+    return [base_env.call(env_id, method, *args) for env_id in env_ids]
 
 
 def new_sampler(

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -304,7 +304,7 @@ def test_the_latest_and_the_best_are_kept(tmp_path: Path) -> None:
         for _ in range(5):
             result = algo.train()
             means[result["training_iteration"]] = result["episode_reward_mean"]
-            algo.last_result = {**result, "own": {"worth": -abs(algo.iteration - 2)}}
+            cast(dict[str, Any], result)["own"] = {"worth": -abs(algo.iteration - 2)}
             algo.save(tmp_path, keep_last=2, keep_best=("own/worth", 1))
         assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "000004", "000005", "LATEST"]
         algo.save(tmp_path, keep_last=1)

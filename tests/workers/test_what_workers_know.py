@@ -628,6 +628,60 @@ def test_every_sub_environment_is_called_once_in_their_order(place: str) -> None
         assert paid[-1] == 3.0
 
 
+class Floors(Levels):
+    """Its level holds for a whole episode, from the reset on."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.floor = self.level
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, float(self.floor), *rest
+
+
+EVALUATIONS: dict[str, dict[str, Any]] = {
+    "here": {},
+    "workers": {"evaluation_num_workers": 2, "engine": "process", "num_envs_per_worker": 1},
+    "remote": {"remote_worker_envs": True, "engine": "process"},
+    "parallel": {
+        "evaluation_num_workers": 1, "engine": "process", "evaluation_parallel_to_training": True,
+        "evaluation_interval": 1,
+    },
+    "in lockstep": {"env": lambda context: gym.vector.SyncVectorEnv([lambda: Floors(context)] * 2)},
+}  # fmt: skip
+
+
+@pytest.mark.slow_unless("here", "in lockstep")
+@pytest.mark.parametrize("place", EVALUATIONS)
+def test_a_curriculum_reaches_whole_episodes_of_evaluations_and_these_alone(place: str) -> None:
+    config = {
+        "env": Floors,
+        **CONFIG,
+        "num_envs_per_worker": 2,
+        "evaluation_duration": 4,
+        **EVALUATIONS[place],
+    }
+
+    def evaluated(algo: PPO) -> list[float]:
+        found: list[float] = algo.evaluate()["evaluation"]["hist_stats"]["episode_reward"]
+        return found
+
+    with PPO(config=config) as algo:
+        assert [before for _, before in algo.call_envs("set_level", 1, evaluation=True)] == [0, 0]
+        assert evaluated(algo) == evaluated(algo) == [5.0] * 4
+        assert [before for _, before in algo.call_envs("set_level", 2, evaluation=True)] == [1, 1]
+        assert evaluated(algo) == evaluated(algo) == [10.0] * 4
+        result = algo.train()
+        assert result["episode_reward_max"] == 0.0
+        # Another mapping brings other environments of evaluations.
+        algo.add_policy("beside", policy_mapping_fn=lambda agent_id, *args, **kwargs: "default_policy")
+        assert evaluated(algo) == evaluated(algo) == [10.0] * 4
+        if place == "parallel":
+            algo.call_envs("set_level", 3, evaluation=True)
+            assert algo.train()["evaluation"]["episode_reward_mean"] == 15.0
+
+
 @pytest.mark.slow_unless("here", "workers")
 @every_place
 def test_what_a_method_raises_arrives_and_the_run_goes_on(place: str) -> None:

@@ -480,3 +480,12 @@ def left_over(
         for name, row in known.items()
         if "needs" in row.facts and name not in given and not values.get(row.facts["needs"])
     }
+
+
+def team_note(config: object) -> str:
+    """Return what to add to an error about unlike networks or spaces: some networks fit teams of one size."""
+    mixer = getattr(config, "mixer", "")
+    name = "" if mixer == "" else str(mixer or "QMIX").upper()
+    if getattr(config, "critic_obs", None) == "all_agents":
+        name = "MAPPO"
+    return name and f"; a network of {name} fits teams of one size, so keep the number of agents"
