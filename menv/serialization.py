@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import sys
 import tempfile
 from collections import OrderedDict
@@ -527,6 +528,26 @@ def _versions() -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError, ValueError):
             found[package] = importlib.metadata.version(package)
     return dict(sorted(found.items()))
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """Return words as a shell reads them, see `shell_word`."""
+    return " ".join(map(shell_word, words))
+
+
+def shell_word(word: str) -> str:
+    """Return a word as a shell reads it, in line breaks and printable characters: a path may hold any bytes."""
+    if word.replace("\n", "").isprintable():
+        return shlex.quote(word)
+    return f"$'{''.join(map(_shell_character, word))}'"
+
+
+def _shell_character(one: str) -> str:
+    if one.isprintable():
+        return f"\\{one}" if one in "\\'" else one
+    code = ord(one)
+    # A byte that is no UTF-8 is half of a character to Python.
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\U{code:08x}"
 
 
 def path_given(where: str, value: object) -> Path:

@@ -7,7 +7,6 @@ only. Secrets are left out: strings under a key such as `password` or `api_token
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import warnings
 from collections import Counter
@@ -32,6 +31,7 @@ from menv.serialization import (
     from_plain,
     path_given,
     read_json,
+    shell_line,
     without_secrets,
     write_capsule,
 )
@@ -193,7 +193,7 @@ class CrashCapsules:
         self.folder = path.parent
         if record["actions"] is None:
             return f"; its crash capsule: {path}"
-        return f"; replay it with: {shlex.join(['menv', 'replay', str(path), *_options_of(config.env)])}"
+        return f"; replay it with: {shell_line(['menv', 'replay', str(path), *_options_of(config.env)])}"
 
 
 def _options_of(env: Any) -> list[str]:

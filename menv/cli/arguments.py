@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import re
-import shlex
 import signal
 import sys
 import tomllib
@@ -166,11 +165,11 @@ def run_command(program: str, command: Callable[[], int]) -> int:
 def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse arguments, import `--import` modules, and merge the repeatable options into one dict each.
 
-    `typed` is the command as a shell reads it.
+    `typed` are the words of the command.
     """
     args = parser.parse_args(arguments)
     given = sys.argv[1:] if arguments is None else arguments
-    args.typed = shlex.join([*parser.prog.split(), *given])
+    args.typed = [*parser.prog.split(), *given]
     import_modules(args.modules)
     for option in ("config", "stop"):
         if hasattr(args, option):

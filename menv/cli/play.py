@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from menv.cli.watch import game_of, take_game
 from menv.errors import ConfigError
 from menv.playing.game import Game, Position
 from menv.playing.terminal import chosen_action, picture_lines, question_lines, returns_text
+from menv.serialization import shell_word
 
 _QUIT = ("q", "quit")
 _PORT = 8765
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
         if game.human is None:
             seats = game.seats(None)
             raise ConfigError(
-                f"--as: no agent is given, expected one of {seats[:20]}; write --as {shlex.quote(seats[0])}"
+                f"--as: no agent is given, expected one of {seats[:20]}; write --as {shell_word(seats[0])}"
             )
         _play(game, program, hints=args.hints)
     return 0

@@ -21,6 +21,7 @@ from menv.callbacks import DefaultCallbacks
 from menv.cli.arguments import IMPORT, import_modules, print_error, with_objects
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import find_checkpoint, read_manifest
+from menv.serialization import shell_line, shell_word
 from menv.tracking.run_folder import Run
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ def as_opened(run: Path, *, learns: bool = False) -> str:
     unknown = [one for one in missing if one[1] not in known and not (imports and _is_registered(*one))]
     if stored["env"] is None or unknown:
         return ""
-    return shlex.quote(str(run)) + " --trust" * (imports or bool(missing))
+    return shell_word(str(run)) + " --trust" * (imports or bool(missing))
 
 
 def _imports(run: Path) -> Iterator[str]:
@@ -163,7 +164,7 @@ def _advice(args: argparse.Namespace, missing: list[Missing], names: list[str]) 
     )
     advice = " ".join(typed)
     if names:
-        command = " ".join([args.typed, "--trust", *typed])
+        command = " ".join([shell_line(args.typed), "--trust", *typed])
         advice = f"--trust to import {', '.join(names)}: {command}"
     return f"{NamedOnlyError(missing).summary}; add {advice}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from menv.errors import ConfigError
 from menv.inference import checkpoint_folder, policy_bundle
 from menv.inference.checkpoint_folder import POLICIES, find_checkpoint, read_manifest
 from menv.policy import Policy
-from menv.serialization import folder_given, writing
+from menv.serialization import folder_given, shell_word, writing
 from menv.tracking.report import flat_settings
 from menv.tracking.run_folder import Run, json_text, scalars
 
@@ -148,5 +147,5 @@ def export(arguments: Sequence[str], program: str) -> int:
             policy_bundle.copy_folder(
                 checkpoint / POLICIES / folder, target if args.policy is not None else target / folder
             )
-    print_text(f"{target}\n  show it: menv show {shlex.quote(str(target))}", program)
+    print_text(f"{target}\n  show it: menv show {shell_word(str(target))}", program)
     return 0

@@ -54,7 +54,7 @@ from menv.cli.arguments import (
 from menv.cli.train import train_parser
 from menv.errors import ConfigError, MissingExtraError
 from menv.plain_files import inside, opened, read, replacing
-from menv.serialization import read_json, writing
+from menv.serialization import read_json, shell_line, writing
 from menv.serving.interrupts import Terminations
 from menv.tracking.report import write_report
 from menv.tracking.run_folder import Run, locked, scalars
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
             try:
                 sweep.search(args.trials, args.jobs, lambda line: print_text(line, program))
             except KeyboardInterrupt:
-                print_error(f"interrupted; running trials were saved\n  resume: {args.typed}")
+                print_error(f"interrupted; running trials were saved\n  resume: {shell_line(args.typed)}")
                 return 128 + (termination.number or signal.SIGINT)
     print_text("\n".join(sweep.summary()), program)
     return 0 if sweep.ranking() else 1
@@ -419,7 +419,7 @@ class Sweep:
             run = ["menv", "train", self.file.env, "--run", self.file.run, *self._options, *self._imports]
             lines += ["best:", *(f"  {self._line(trial)}" for trial in ranking[:3])]
             lines.append(f"curves: {self.folder / 'report.html'}")
-            lines.append(f"train: {shlex.join([*run, '--config', str(self.folder / 'best.json'), *stop])}")
+            lines.append(f"train: {shell_line([*run, '--config', str(self.folder / 'best.json'), *stop])}")
         return lines
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -54,7 +53,7 @@ from menv.inference.checkpoint_folder import LATEST, RUN_CHECKPOINTS
 from menv.policy_spec import PolicySpec
 from menv.registry import describe_env, make_env
 from menv.sampling.infer_policies import AgentSpaces
-from menv.serialization import path_given
+from menv.serialization import path_given, shell_line, shell_word
 from menv.serving.interrupts import Terminations
 from menv.spaces import close_unused
 from menv.tracking.progress import progress
@@ -149,7 +148,7 @@ def train_parser(program: str) -> Parser:
     return parser
 
 
-def train(args: argparse.Namespace, serve: str | None = None) -> int:
+def train(args: argparse.Namespace, serve: Sequence[str] | None = None) -> int:
     """Train until a bound is reached or the user stops the run, and return the exit status.
 
     Args:
@@ -186,7 +185,7 @@ def train(args: argparse.Namespace, serve: str | None = None) -> int:
         again = "" if status == 0 else _resumed(args, folder.path, serve)
         lines = _next_steps(folder.path, agents, again)
         if args.tensorboard:
-            lines.append(f"  curves: tensorboard --logdir {shlex.quote(str(folder.path))}")
+            lines.append(f"  curves: tensorboard --logdir {shell_word(str(folder.path))}")
         print_error("\n".join(lines))
     return status
 
@@ -262,18 +261,18 @@ def _not_shown(error: Exception) -> int:
     return 1
 
 
-def _resumed(args: argparse.Namespace, path: Path, serve: str | None) -> str:
+def _resumed(args: argparse.Namespace, path: Path, serve: Sequence[str] | None) -> str:
     """Return the command that resumes a run, "" if it needs what no command can name."""
     if serve is None:
         opened = as_opened(path, learns=True)
         return opened and f"menv train --resume {opened}"
     # A server that began with a checkpoint has a run folder of its own by now.
-    words = [str(path) if word == args.resume else word for word in shlex.split(serve)]
-    return shlex.join([*words, *["--trust"] * (args.trust and "--trust" not in words)])
+    words = [str(path) if word == args.resume else word for word in serve]
+    return shell_line([*words, *["--trust"] * (args.trust and "--trust" not in words)])
 
 
 def _next_steps(path: Path, agents: list[str] | None, again: str) -> list[str]:
-    where, opened = shlex.quote(str(path)), as_opened(path)
+    where, opened = shell_word(str(path)), as_opened(path)
     lines = [f"run folder: {where}", *([f"  resume: {again}"] if again else [])]
     if opened:
         lines.append(f"  evaluate: menv evaluate {opened}")
@@ -281,7 +280,7 @@ def _next_steps(path: Path, agents: list[str] | None, again: str) -> list[str]:
     if opened and agents is not None:
         lines.append(f"  watch: menv watch {opened}")
     if opened and agents:
-        lines.append(f"  play: menv play {opened} --as {shlex.quote(agents[0])}")
+        lines.append(f"  play: menv play {opened} --as {shell_word(agents[0])}")
     return lines
 
 

@@ -75,7 +75,7 @@ from menv.serving.value_readers import action_spaces_json
 Close = Callable[[], None]
 Work = Coroutine[Any, Any, None]
 
-NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first"
+NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first (menv serve --token-file)"
 _SHORT = 2_000
 """Bodies of at most this many bytes are decoded at once, whatever they hold."""
 _GET_ACTION = b"GET_ACTION"
@@ -248,7 +248,8 @@ class Session:
         sessions = self._sessions
         if not self.admitted and not sessions.access.admits(request.token):
             raise BadMessageError(
-                ErrorCode.NOT_ALLOWED, "GET_CONFIG.token: is not the server's, expected that"
+                ErrorCode.NOT_ALLOWED,
+                "GET_CONFIG.token: is not the server's, expected that (menv serve --token-file)",
             )
         self.admitted = True
         config = sessions.config

@@ -45,6 +45,8 @@ from menv.serialization import (
     is_secret,
     path_given,
     read_json,
+    shell_line,
+    shell_word,
     without_secrets,
     writing,
 )
@@ -199,7 +201,7 @@ class RunFolder(Tracker):
         if is_used and not (resumes and _holds_run(self.path)):
             raise ConfigError(
                 f"run_dir {self.path}: not empty, expected a new folder; choose another name, or resume the run in it "
-                f"with menv train --resume {shlex.quote(str(self.path))}"
+                f"with menv train --resume {shell_word(str(self.path))}"
             )
         with writing("run_dir", f"the run folder {self.path}"), ExitStack() as undone:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -276,7 +278,7 @@ class Run:
             text += line
             with suppress(ValueError):
                 pairs = pairwise(["", *shlex.split(text)])
-                return shlex.join(word for before, word in pairs if not _names_folder(before, word))
+                return shell_line(word for before, word in pairs if not _names_folder(before, word))
         return ""
 
     @property

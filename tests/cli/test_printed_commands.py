@@ -35,7 +35,6 @@ PLACES = {
     "menv/cli/show.py",  # test_export_copies_policies_that_need_no_torch
     "menv/cli/sweep.py",  # tests/cli/test_sweep.py
     "menv/cli/train.py",
-    "menv/migration_hints.py",  # an option
     "menv/serving/client/policy_client.py",  # with blanks to fill in, tests/verify/test_replay.py
     "menv/tracking/run_folder.py",
 }
@@ -199,6 +198,33 @@ def test_the_command_of_a_crash_capsule_repeats_the_fault() -> None:
         assert arguments[2:] == options
         assert works(arguments)
     sys.modules.pop("falling")
+
+
+@pytest.mark.parametrize("name", [b"run-\xff", b"it's \\ \xc3\xa9\xff9", b"\x1b[31mred", b"two\nlines"])
+def test_the_commands_of_a_run_whose_path_is_no_text_run_in_a_shell(
+    name: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, settings = os.fsdecode(name), os.fsdecode(name + b".json")
+    Path(settings).write_text('{"seed": 1}')
+    assert main(["train", "tictactoe", *ONCE, "--config", settings, "--run-dir", path]) == 0
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    (report,) = re.findall("^  report: menv report (.*?)\n(?=  watch)", said, re.MULTILINE | re.DOTALL)
+    # What a shell gets, as a terminal shows the characters.
+    assert words_of(f"menv report {report}") == [b"menv", b"report", name]
+    Path(path, "command.txt").write_bytes(os.fsencode(shlex.join(["menv", "train", "--config", settings])))
+    assert words_of(Run(path).repeating) == [b"menv", b"train", b"--config", name + b".json"]
+    with PPO(env="tictactoe", config={"seed": 1}) as algo, pytest.raises(ConfigError) as raised:
+        algo.learn(stop={"training_iteration": 1}, run_dir=path)
+    command = str(raised.value).rpartition(" with ")[2]
+    assert words_of(command) == [b"menv", b"train", b"--resume", name]
+
+
+def words_of(command: str) -> list[bytes]:
+    """Return the words that a shell makes of a command that is copied from a terminal."""
+    script = f"printf '%s\\0' {command}".encode()
+    done = subprocess.run(["bash"], input=script, capture_output=True, check=True)
+    return done.stdout.split(b"\0")[:-1]
 
 
 def test_the_examples_of_the_help_are_taken() -> None:

@@ -215,8 +215,11 @@ def test_a_missing_token_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     with served(doors=(TCP, HTTP), settings={"token": TOKEN}) as one:
         for _ in range(2):
             assert status_of(HTTP, one.envs.addresses[1], "Host: trainer\r\n") == 401
-    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "Authorization: Bearer" in told
+            with pytest.raises(ConfigError, match=r"token.*menv serve --token-file"):
+                PolicyClient("tcp://{}:{}".format(*one.envs.addresses[0]), token="wrong")
+    by_http, by_tcp = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "Authorization: Bearer (menv serve --token-file)" in by_http
+    assert "GET_CONFIG.token" in by_tcp
 
 
 def test_http_needs_the_token_in_every_request() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 import threading
 import uuid
 from collections import OrderedDict
@@ -22,7 +21,7 @@ from menv.adapters.episode_channel import finite_reward
 from menv.base_env import SINGLE_AGENT
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError, ServerGoneError
 from menv.external_env import TakenActions, check_told_info, done_flags, truncation
-from menv.serialization import write_capsule
+from menv.serialization import shell_line, write_capsule
 from menv.serving.client.client_connection import check_token, read_address
 from menv.serving.client.client_session import (
     ClientSession,
@@ -387,7 +386,7 @@ class PolicyClient:
         if of_env and self._episodes and isinstance(error, Exception):
             content = {**self._taken.record(error), "config": {"address": str(self._address)}}
             if path := write_capsule(None, content, {self._token or ""}):
-                command = shlex.join(["menv", "replay", str(path), "--env", "MODULE:CLASS", "--seed"])
+                command = shell_line(["menv", "replay", str(path), "--env", "MODULE:CLASS", "--seed"])
                 repeats = f"replay it with: {command} SEED_OF_RESET"
                 error.add_note(f"its crash capsule: {path}" if content["actions"] is None else repeats)
         # Show the original error, not the failure to send because of it.

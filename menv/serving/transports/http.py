@@ -310,7 +310,9 @@ class HttpTransport(Listener):
         token = bearer(headers.get(b"authorization"))
         if not access.admits(token):
             raise _Refusal(
-                401, "not_allowed: expected the server's token in the header Authorization: Bearer"
+                401,
+                "not_allowed: expected the server's token in the header Authorization: Bearer "
+                "(menv serve --token-file)",
             )
         return token if access.token is not None else None
 
