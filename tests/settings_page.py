@@ -20,7 +20,7 @@ from menv.algorithms.config.algorithm_config import (
     SelfPlayConfig,
 )
 from menv.algorithms.config.read_config import of_scope
-from menv.algorithms.config.setting import Setting, table
+from menv.algorithms.config.setting import Setting, Settings, table
 from menv.algorithms.dqn.config import ExplorationConfig, ReplayBufferConfig
 from tests.house.sources import ROOT
 
@@ -86,7 +86,7 @@ def _names(owner: type[Any]) -> set[str]:
 
 def _said_anew(owner: type[Any], known: set[str]) -> set[str]:
     """Return the fields of a config that are not known, or about which it says something of its own."""
-    anew = {name for cls in owner.__mro__[:-1] if cls is not AlgorithmConfig for name, _ in _docstrings(cls)}
+    anew = {name for cls in _settings_of(owner) if cls is not AlgorithmConfig for name, _ in _docstrings(cls)}
     if owner is QMIXConfig:
         anew = {name for name, _ in _docstrings(owner)}
     return (_names(owner) - known) | (anew & _names(owner))
@@ -94,7 +94,12 @@ def _said_anew(owner: type[Any], known: set[str]) -> set[str]:
 
 def _said(owner: type[Any]) -> dict[str, str]:
     """Return the docstring of each field, on one line, of the class nearest to `owner`."""
-    return {name: text for cls in reversed(owner.__mro__[:-1]) for name, text in _docstrings(cls)}
+    return {name: text for cls in reversed(_settings_of(owner)) for name, text in _docstrings(cls)}
+
+
+def _settings_of(owner: type[Any]) -> list[type[Any]]:
+    """Return a config class and its bases that state settings, the nearest first."""
+    return [cls for cls in owner.__mro__ if issubclass(cls, Settings)]
 
 
 def _docstrings(cls: type[Any]) -> Iterator[tuple[str, str]]:

@@ -170,31 +170,3 @@ def test_imports_at_the_paths_of_rllib_work(statement: str) -> None:
 def test_imports_of_what_is_not_there_say_what_to_write(statement: str, advice: str) -> None:
     with pytest.raises((ImportError, AttributeError), match=advice):
         exec(statement, {})
-
-
-@pytest.mark.parametrize(
-    ("name", "here"),
-    [
-        ("num_env_runners", "num_workers"),
-        ("minibatch_size", "sgd_minibatch_size"),
-        ("lambda", "lambda_"),
-        ("lr", "lr"),
-    ],
-)
-def test_assigning_to_a_setting_names_a_replacement_that_works(name: str, here: str) -> None:
-    config = PPOConfig()
-    with pytest.raises(
-        dataclasses.FrozenInstanceError, match=rf"call dataclasses.replace\(config, {here}=...\)"
-    ):
-        setattr(config, name, 1)
-    changes: dict[str, Any] = {here: 1}
-    assert getattr(dataclasses.replace(config, **changes), here) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [("horizon", "menv.wrappers.TimeLimit"), ("policies", "multiagent="), ("framework", "leave it out")],
-)
-def test_assigning_to_a_setting_that_is_not_there_says_what_to_do(name: str, advice: str) -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError, match=advice):
-        setattr(PPOConfig(), name, 1)

@@ -330,7 +330,7 @@ class Own(RandomPolicy):
         ({"self_play": {"sides": {"one": ["player1"]}}}, "agent 'player2' matches no pattern"),
         (
             {"self_play": {"members_in_memory": 0}},
-            "members_in_memory is 0, expected an integer of at least 1",
+            "members_in_memory is 0, expected an integer from 1",
         ),
         ({"self_play": 3}, "expected a dict"),
         (

@@ -218,7 +218,7 @@ def test_actions_that_dqn_does_not_choose_are_refused_in_a_line_with_what_helps(
     [
         ({"env": "Pendulum-v1"}, "DQN: continuous action space .*train this policy with PPO"),
         ({"lambda": 0.9}, "unknown key 'lambda'"),
-        ({"n_step": 0}, "DQN: n_step is 0, expected an integer of at least 1"),
+        ({"n_step": 0}, "DQN: n_step is 0, expected an integer from 1"),
         (
             {"multiagent": {"policies": {"p": PolicySpec(algorithm="A3C")}}},
             "algorithm='A3C', expected one of DQN, PPO",

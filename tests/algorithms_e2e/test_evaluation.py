@@ -112,8 +112,8 @@ def test_policies_that_were_added_play_too() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"evaluation_duration": 0}, "evaluation_duration is 0, expected an integer of at least 1"),
-        ({"evaluation_interval": -1}, "evaluation_interval is -1, expected an integer of at least 1"),
+        ({"evaluation_duration": 0}, "evaluation_duration is 0, expected an integer from 1"),
+        ({"evaluation_interval": -1}, "evaluation_interval is -1, expected an integer from 1"),
         ({"evaluation_duration_unit": "hours"}, "evaluation_duration_unit is 'hours', expected one of"),
         ({"evaluation_config": 3}, "evaluation_config is 3, expected a dict"),
         (

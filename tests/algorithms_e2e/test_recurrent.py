@@ -319,9 +319,9 @@ def test_a_vectorised_environment_is_played_with_a_memory_too() -> None:
 
 
 @pytest.mark.parametrize(("model", "words"), [
-    ({"use_lstm": True, "max_seq_len": None}, r"max_seq_len is None, expected an integer of at least 1"),
-    ({"use_lstm": True, "max_seq_len": 0}, r"max_seq_len is 0, expected an integer of at least 1"),
-    ({"use_lstm": True, "lstm_cell_size": -4}, r"lstm_cell_size is -4, expected an integer of at least 1"),
+    ({"use_lstm": True, "max_seq_len": None}, r"max_seq_len is None, expected an integer from 1"),
+    ({"use_lstm": True, "max_seq_len": 0}, r"max_seq_len is 0, expected an integer from 1"),
+    ({"use_lstm": True, "lstm_cell_size": -4}, r"lstm_cell_size is -4, expected an integer from 1"),
     ({"use_lstm": True, "use_gru": True}, r"use_lstm and use_gru are both set"),
     ({"use_lstm": True, "seq_len": 3}, r"unknown key 'seq_len'.*max_seq_len"),
 ])  # fmt: skip

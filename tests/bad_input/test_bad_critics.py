@@ -192,7 +192,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"critic_obs": rows(0, 2)}, "critic_obs_size is None with critic_obs given"),
     (
         {"critic_obs": rows(0, 2), "critic_obs_size": 0},
-        "critic_obs_size is 0, expected an integer of at least 1, or None",
+        "critic_obs_size is 0, expected an integer from 1",
     ),
     ({"critic_obs_size": 3}, "critic_obs_size is 3 with critic_obs None"),
     (

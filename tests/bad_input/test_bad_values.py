@@ -152,6 +152,6 @@ def test_an_activation_that_does_not_exist_is_refused_though_nothing_asks_for_it
 
 
 def test_a_flag_is_no_seed() -> None:
-    with pytest.raises(ConfigError, match="seed is True, expected an integer of at least 0, or None"):
+    with pytest.raises(ConfigError, match="seed is True, expected an integer from 0, or None"):
         PPOConfig(seed=True)
     assert PPOConfig(seed=np.int64(3)).seed == 3  # type: ignore[arg-type]

@@ -342,7 +342,7 @@ def test_arrays_of_numpy_are_lists_and_kept_as_pythons() -> None:
 
 def test_a_ratio_may_be_free_to_leave_one() -> None:
     assert PPOConfig(clip_param=math.inf).clip_param == math.inf
-    with pytest.raises(ConfigError, match="clip_param is -1, expected a number from 0; correct it"):
+    with pytest.raises(ConfigError, match="clip_param is -1, expected a number from 0; correct the value"):
         PPOConfig(clip_param=-1)
 
 
@@ -447,7 +447,7 @@ def test_a_policy_has_its_own_and_a_checkpoint_holds_it() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"friction": 2}, "^PPO: friction is 2, expected a number from 0 to 1; correct it$"),
+        ({"friction": 2}, "^PPO: friction is 2, expected a number from 0 to 1; correct the value$"),
         ({"fricton": 1}, r"^config: unknown key 'fricton', .*; did you mean 'friction'\?$"),
         ({"mu": 1}, "^config: unknown key 'mu', .*; it is called 'friction' here$"),
     ],

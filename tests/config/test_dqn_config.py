@@ -89,44 +89,35 @@ def test_learning_happens_every_few_steps_and_an_iteration_covers_many(
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("name", "config"),
     [
-        ({"n_step": 0}, "n_step is 0, expected an integer of at least 1"),
-        (
-            {"n_step": 3, "rollout_fragment_length": 1},
-            "DQN: n_step is 3 with fragments of 1, .*, expected at most 1; lower n_step, raise rollout_fragment_length",
-        ),
-        ({"n_step": 10**9}, "n_step is 1000000000 with fragments of 100000, beyond which no target reaches"),
-        ({"target_network_update_freq": 2.5}, r"target_network_update_freq is 2\.5"),
-        ({"gamma": 1.5}, r"gamma is 1\.5, expected a number from 0 to 1"),
-        ({"grad_clip": "no"}, "grad_clip is 'no', .* or None to switch it off"),
-        ({"grad_clip": 0}, "DQN: grad_clip is 0, expected a number above 0, or None to switch it off"),
-        ({"dueling": 1}, "dueling is 1, expected True or False"),
-        ({"min_sample_timesteps_per_iteration": 0}, "min_sample_timesteps_per_iteration is 0"),
-        ({"replay_buffer_config": {"capacity": 0}}, "replay_buffer_config: capacity is 0"),
-        (
-            {"replay_buffer_config": {"type": "Reservoir"}},
-            "type is 'Reservoir', expected one of 'ReplayBuffer'",
-        ),
-        ({"replay_buffer_config": {"capcity": 5}}, "did you mean 'capacity'"),
-        ({"replay_buffer_config": {"prioritized_replay": -1}}, "prioritized_replay is -1, expected True or"),
-        ({"replay_buffer_config": {"prioritized_replay_alpha": 2.0}}, r"prioritized_replay_alpha is 2\.0"),
-        ({"replay_buffer_config": {"prioritized_replay_eps": 0}}, "prioritized_replay_eps is 0"),
-        (
-            {"exploration_config": {"type": "Curiosity"}},
-            "type is 'Curiosity', expected one of 'EpsilonGreedy'",
-        ),
-        (
-            {"exploration_config": {"final_epsilon": 1.2}},
-            r"final_epsilon is 1\.2, expected a number from 0 to 1",
-        ),
-        ({"exploration_config": 3}, "exploration_config"),
-        ({"clip_param": 0.3}, "unknown key 'clip_param'"),
+        ("n_step", {"n_step": 0}),
+        ("n_step", {"n_step": 3, "rollout_fragment_length": 1}),
+        ("n_step", {"n_step": 10**9}),
+        ("target_network_update_freq", {"target_network_update_freq": 2.5}),
+        ("gamma", {"gamma": 1.5}),
+        ("grad_clip", {"grad_clip": "no"}),
+        ("grad_clip", {"grad_clip": 0}),
+        ("dueling", {"dueling": 1}),
+        ("max_seq_len", {"model": {"use_lstm": True, "max_seq_len": 10**6}}),
+        ("min_sample_timesteps_per_iteration", {"min_sample_timesteps_per_iteration": 0}),
+        ("replay_buffer_config: capacity", {"replay_buffer_config": {"capacity": 0}}),
+        ("capacity", {"replay_buffer_config": {"capacity": 10**9, "prioritized_replay": True}}),
+        ("ReplayBuffer", {"replay_buffer_config": {"type": "Reservoir"}}),
+        ("capacity", {"replay_buffer_config": {"capcity": 5}}),
+        ("prioritized_replay", {"replay_buffer_config": {"prioritized_replay": -1}}),
+        ("prioritized_replay_alpha", {"replay_buffer_config": {"prioritized_replay_alpha": 2.0}}),
+        ("prioritized_replay_eps", {"replay_buffer_config": {"prioritized_replay_eps": 0}}),
+        ("EpsilonGreedy", {"exploration_config": {"type": "Curiosity"}}),
+        ("final_epsilon", {"exploration_config": {"final_epsilon": 1.2}}),
+        ("exploration_config", {"exploration_config": 3}),
+        ("clip_param", {"clip_param": 0.3}),
     ],
 )
-def test_settings_that_cannot_work_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+def test_settings_that_cannot_work_are_refused_in_one_line(name: str, config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
         read_config(DQNConfig, config)
+    assert name in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

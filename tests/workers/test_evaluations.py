@@ -360,7 +360,7 @@ def test_playing_beside_training_needs_workers() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, True, "2", 1.5])
 def test_numbers_that_are_none_are_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=r"evaluation_num_workers is .*, expected an integer of at least 0"):
+    with pytest.raises(ConfigError, match=r"evaluation_num_workers is .*, expected an integer from 0"):
         PPO(env="CartPole-v1", config={"evaluation_num_workers": wrong})
 
 

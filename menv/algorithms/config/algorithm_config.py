@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import (
-    Callable,
-    Container,
-    ItemsView,
-    Iterable,
-    Iterator,
-    KeysView,
-    Mapping,
-    Sequence,
-    ValuesView,
-)
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+
+from msgspec import Meta
 
 from menv.adapters.local_envs import TOLERATED
 from menv.algorithms.config.builder_chain import BuilderChain, CallbacksSetting
-from menv.algorithms.config.field_checks import MOST_ROWS, check_count, shown
+from menv.algorithms.config.field_checks import MOST_ROWS, check_most, shown
 from menv.algorithms.config.setting import (
     Setting,
     Settings,
@@ -30,7 +21,7 @@ from menv.algorithms.config.setting import (
     setting_hint,
     table,
 )
-from menv.algorithms.networks.stock_spec import MOST_SIZE, Cell, ConvFilter, is_count, read_filters
+from menv.algorithms.networks.stock_spec import MOST_SIZE, Cell, ConvFilter, read_filters
 from menv.errors import ConfigError
 from menv.migration_hints import hinted
 from menv.policy_map import MappingSetting
@@ -108,7 +99,10 @@ class SelfPlayConfig(Settings):
 
 
 Activation: TypeAlias = Literal["tanh", "relu", "silu", "elu", "linear"]
-_MOST_LAYERS = 256
+_WIDTHS = "a list of at most 256 positive integers below 2**31, such as [64, 64]"
+Widths: TypeAlias = Annotated[
+    tuple[Annotated[int, Meta(ge=1, lt=2**31)], ...], Meta(max_length=256, description=_WIDTHS)
+]
 
 
 @by_name
@@ -118,7 +112,7 @@ class ModelConfig(Settings):
 
     _where: ClassVar[str] = "model"
 
-    fcnet_hiddens: tuple[int, ...] = (64, 64)
+    fcnet_hiddens: Widths = (64, 64)
     """Sizes of the hidden layers, which follow the convolutions if there are any."""
     fcnet_activation: Activation | None = None
     """Activation after each hidden layer: "relu", "tanh", "silu", "elu" or "linear". None means "tanh" for PPO, and
@@ -155,18 +149,6 @@ class ModelConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        widths = self.fcnet_hiddens
-        if (
-            not isinstance(widths, Sequence)
-            or isinstance(widths, str | bytes)
-            or len(widths) > _MOST_LAYERS
-            or not all(map(is_count, widths))
-        ):
-            raise ConfigError(
-                f"model: fcnet_hiddens is {shown(widths)}, expected a list of at most {_MOST_LAYERS} positive integers "
-                "below 2**31; for example [64, 64]"
-            )
-        object.__setattr__(self, "fcnet_hiddens", tuple(map(int, widths)))
         if self.conv_filters is not None:
             object.__setattr__(self, "conv_filters", read_filters(self.conv_filters))
         self._check_custom_model()
@@ -209,10 +191,11 @@ _SECONDS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig(BuilderChain, Settings):
+class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     """Settings of the environment, sampling and policies; the config of each algorithm adds how it learns.
 
-    A config is also read like a classic nested dict: `config["model"]["use_lstm"]`; `copy()` returns such a dict.
+    A config is also read like a classic nested dict: `config["model"]["use_lstm"]`; `copy()` returns such a dict, which
+    you may change and pass to an algorithm.
     """
 
     if not TYPE_CHECKING:
@@ -375,7 +358,7 @@ class AlgorithmConfig(BuilderChain, Settings):
 
     def _check_processes(self) -> None:
         if self.remote_worker_envs:
-            check_count(self._where, "num_envs_per_worker", self.num_envs_per_worker, 1, _PROCESSES)
+            check_most(self._where, "num_envs_per_worker", self.num_envs_per_worker, _PROCESSES)
         in_processes = self.num_workers or self.evaluation_num_workers or self.remote_worker_envs
         if self.env_timeout is not None and not in_processes:
             raise ConfigError(
@@ -437,38 +420,17 @@ class AlgorithmConfig(BuilderChain, Settings):
             f"config[{key!r}]: settings are read-only, expected no assignment; change a copy() and build from it"
         )
 
-    def __contains__(self, key: object) -> bool:
-        known = table(type(self))
-        return field_name(str(key), known) in known
-
     def __iter__(self) -> Iterator[str]:
         return iter([row.key for row in table(type(self)).values()])
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a setting, `default` if there is no setting of this name."""
-        with suppress(KeyError):
-            return self[key]
-        return default
-
-    def keys(self) -> KeysView[str]:
-        """Return the names in classic spelling."""
-        return self.copy().keys()
-
-    def values(self) -> ValuesView[Any]:
-        """Return the settings."""
-        return self.copy().values()
-
-    def items(self) -> ItemsView[str, Any]:
-        """Return the settings by name."""
-        return self.copy().items()
+    def __len__(self) -> int:
+        return len(table(type(self)))
 
     def copy(self) -> dict[str, Any]:
-        """Return the settings as a dict that you may change and pass to an algorithm as `config`."""
+        """Return the settings as a dict, by their classic names."""
         return {key: self[key] for key in self}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as `copy`."""
-        return self.copy()
+    to_dict = copy
 
 
 def left_over(

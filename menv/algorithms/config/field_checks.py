@@ -1,8 +1,6 @@
-"""Checks of numeric settings and of numbers in checkpoints, with the same messages everywhere."""
+"""Bounds of numbers in settings and in checkpoints, and their messages."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
@@ -24,42 +22,10 @@ _MOST_COUNTED = 2**53
 """Largest counter of a run; integers up to here are exact as floats."""
 
 
-def check_count(
-    where: str, name: str, value: object, least: int = 1, most: float = MOST, also: str = ""
-) -> None:
-    """Refuse everything but integers from `least` to `most`; flags are no integers. `also` ends the rule."""
-    bound, advice = f"of at least {least}", "correct it"
-    if isinstance(value, int) and not isinstance(value, bool):
-        if least <= value <= most:
-            return
-        bound, advice = (bound, "raise it") if value < least else (f"from {least} to {most}", "lower it")
-    raise ConfigError(f"{where}: {name} is {shown(value)}, expected an integer {bound}{also}; {advice}")
-
-
-def check_number(
-    where: str,
-    name: str,
-    value: object,
-    least: float = -LARGEST,
-    most: float = LARGEST,
-    positive: bool = False,
-    also: str = "",
-) -> None:
-    """Refuse everything but numbers in [least, most] that networks can compute with; flags and NaN are no numbers.
-
-    `positive` refuses 0 and what is below; `also` ends the rule.
-    """
-    beyond = False
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        beyond = LARGEST < abs(value) < math.inf
-        # Integers beyond the range of floats do not count as infinity.
-        fits = not (beyond and isinstance(value, int)) and not (positive and value <= 0)
-        if fits and least <= value <= most:
-            return
-    low = " above 0" if positive else "" if least <= -LARGEST else f" from {least:g}"
-    high = f" to {min(most, LARGEST):g}" if most < LARGEST or beyond else ""
-    kind = "finite number" if most == LARGEST else "number"
-    raise ConfigError(f"{where}: {name} is {shown(value)}, expected a {kind}{low}{high}{also}; correct it")
+def check_most(where: str, name: str, value: int, most: int) -> None:
+    """Refuse a number that together with other settings would be too large."""
+    if value > most:
+        raise ConfigError(f"{where}: {name} is {value}, expected at most {most}; lower it")
 
 
 def check_stored(

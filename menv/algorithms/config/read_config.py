@@ -35,7 +35,7 @@ def read_config(config_class: type[C], config: object, env: object = None, defau
         config = {}
     if isinstance(config, config_class):
         return config if env is None else replace(config, env=env)
-    if not isinstance(config, Mapping):
+    if not isinstance(config, Mapping) or isinstance(config, AlgorithmConfig):
         name = config_class.__name__
         advice = f"pass config={{...}} or {name}(...).build()"
         if isinstance(config, type) and issubclass(config, AlgorithmConfig):

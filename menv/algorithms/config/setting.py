@@ -1,7 +1,7 @@
 """One line for each setting: config classes state their settings as fields, and `table` is what all others read.
 
 An annotation says which values a setting may have; `setting` adds bounds, other names and the method of the builder
-chain. `Settings` checks values when a config is made. Unknown keys are refused with the nearest known one, and keys
+chain. msgspec checks values when a config is made. Unknown keys are refused with the nearest known one, and keys
 without meaning in menv warn once.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import MISSING, FrozenInstanceError, field, fields
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import (
+    Annotated,
     Any,
     ClassVar,
     Literal,
@@ -32,9 +33,10 @@ from typing import (
     get_type_hints,
 )
 
+import msgspec
 import numpy as np
 
-from menv.algorithms.config.field_checks import LARGEST, MOST, check_count, check_number, shown
+from menv.algorithms.config.field_checks import LARGEST, MOST, shown
 from menv.errors import ConfigError
 from menv.migration_hints import HINTS, ONLY_VALUES, hint
 
@@ -80,27 +82,25 @@ def setting(default: T, **facts: Unpack[Facts]) -> T:
     return field(default=default, metadata=facts)
 
 
-_RULES: dict[Any, str] = {
-    (): "one of {choices}; choose one of these",
-    bool: "True or False{also}; choose one of these",
-    str: "a name{also}; write it as a string",
-    Mapping: "a dict{also}; write {key}={{...}}",
-}
-"""What a value must be that is no number, by its type; () has choices only."""
+_WORDS = {int: "an integer", float: "a number", bool: "True or False", str: "a name", Mapping: "a dict"}
 
 
 class Setting(NamedTuple):
     """One setting of a config class.
 
     Attributes:
-        kinds: Types of its values, without the next.
+        kind: The type of its values, if there is one beside its choices that msgspec checks; a section's class.
         choices: Single values that it may have, such as "auto" or None.
+        type: What msgspec checks.
+        rule: The same in words.
     """
 
     name: str
     default: Any
-    kinds: tuple[Any, ...]
+    kind: Any
     choices: tuple[Any, ...]
+    type: Any
+    rule: str
     facts: Facts
 
     @property
@@ -111,8 +111,7 @@ class Setting(NamedTuple):
     @property
     def section(self) -> type[Settings] | None:
         """The config class of its values, such as `ModelConfig`."""
-        (kind, *_) = self.kinds or (None,)
-        return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
+        return self.kind if isinstance(self.kind, type) and issubclass(self.kind, Settings) else None
 
     @property
     def methods(self) -> list[str]:
@@ -127,24 +126,17 @@ class Setting(NamedTuple):
         """
         if self.section is not None:
             return section(self.section, value, self.name)
-        value = _plain(value)
-        facts, kinds = self.facts, self.kinds or ((),)
-        if "classic" in facts and type(value) is type(facts["classic"]) and value == facts["classic"]:
+        value, classic = _plain(value), self.facts.get("classic", MISSING)
+        if type(value) is type(classic) and value == classic:
             return self.default
-        if any(isinstance(value, type(one)) and value == one for one in self.choices):
+        if self.kind is Mapping and isinstance(value, Mapping):
             return value
-        kind: Any = kinds[0] if len(kinds) == 1 else None
-        also = "".join(f", or {one!r}" for one in self.choices)
-        if kind is int:
-            check_count(where, self.key, value, int(facts.get("low", 1)), facts.get("high", MOST), also)
-        elif kind is float:
-            high, positive = facts.get("high", LARGEST), facts.get("positive", False)
-            off = " to switch it off" if None in self.choices and high == math.inf else ""
-            check_number(where, self.key, value, facts.get("low", -LARGEST), high, positive, also + off)
-        elif kind in _RULES and (value == "" or not isinstance(value, kind)):
-            rule = _RULES[kind].format(key=self.key, also=also, choices=", ".join(map(repr, self.choices)))
-            raise ConfigError(f"{where}: {self.key} is {shown(value)}, expected {rule}")
-        return value
+        try:
+            return msgspec.convert(value, self.type)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{where}: {self.key} is {shown(value)}, expected {self.rule}; correct the value"
+            ) from error
 
 
 def table(config_class: type[Any]) -> Mapping[str, Setting]:
@@ -155,23 +147,53 @@ def table(config_class: type[Any]) -> Mapping[str, Setting]:
 
 
 def _read_table(config_class: type[Any]) -> Mapping[str, Setting]:
-    annotations = get_type_hints(config_class)
+    annotations = get_type_hints(config_class, include_extras=True)
     rows: dict[str, Setting] = {}
     for one in fields(config_class):
         facts: dict[str, Any] = {}
         for base in reversed(config_class.__mro__):
             stated = vars(base).get("__dataclass_fields__", {}).get(one.name)
             facts |= stated.metadata if stated else {}
-        annotation = annotations[one.name]
-        parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        default = one.default_factory() if one.default_factory is not MISSING else one.default
         rows[one.name] = Setting(
-            one.name,
-            one.default_factory() if one.default_factory is not MISSING else one.default,
-            tuple(get_origin(part) or part for part in parts if not _choices(part, parts)),
-            tuple(choice for part in parts for choice in _choices(part, parts)),
-            cast(Facts, facts),
+            one.name, default, *_checks(annotations[one.name], facts), cast(Facts, facts)
         )
     return rows
+
+
+def _checks(annotation: Any, facts: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Any, str]:
+    """Return the kind, the choices, the type for msgspec and the rule of a setting."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    choices = tuple(choice for part in parts for choice in _choices(part, parts))
+    kinds = [part for part in parts if not _choices(part, parts)]
+    kind = kinds[0] if len(kinds) == 1 else None
+    kind = Mapping if get_origin(kind) is Mapping else kind
+    listed = [repr(choice) for choice in choices]
+    if not kinds:
+        return None, choices, annotation, f"one of {', '.join(listed)}"
+    if get_origin(kind) is Annotated:
+        return kind, choices, annotation, kinds[0].__metadata__[0].description
+    if kind not in _WORDS:
+        # A section, a function or one of several types, which the config class checks itself.
+        return kind, choices, Any, ""
+    checked, words = _bounded(kind, facts)
+    others = [part for part in parts if part not in kinds]
+    return kind, choices, Union[(checked, *others)], ", or ".join([words, *listed])
+
+
+def _bounded(kind: Any, facts: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return a type with the bounds of a setting, and both in words."""
+    words = _WORDS[kind]
+    if kind not in (int, float):
+        return {str: Annotated[str, msgspec.Meta(min_length=1)], Mapping: dict}.get(kind, kind), words
+    least, most = (1, MOST) if kind is int else (-LARGEST, LARGEST)
+    low, high = facts.get("low", least), facts.get("high", most)
+    bounds = {"gt": 0} if facts.get("positive") else {"ge": low}
+    words += " above 0" if "gt" in bounds else f" from {low}"
+    if high < math.inf:
+        bounds["le"] = high
+        words += f" to {high}" if high != MOST else ""
+    return Annotated[kind, msgspec.Meta(**bounds)], words
 
 
 def _choices(part: object, parts: tuple[object, ...]) -> tuple[object, ...]:
@@ -343,13 +365,9 @@ def by_name(config_class: type[S]) -> type[S]:
 
 
 def _stay(self: object, name: str, value: object) -> None:
-    known = table(type(self))
-    field_here = name if name in known else renamed(name, known)
-    advice = f"call dataclasses.replace(config, {field_here or 'name'}=...), which returns a changed copy"
-    if field_here is None:
-        advice = setting_hint(name, known) or hint("ignored setting", name) or advice
     raise FrozenInstanceError(
-        f"{type(self).__name__}: {name} is assigned to, expected settings to stay unchanged; {advice}"
+        f"{type(self).__name__}: {name} is assigned to, expected settings to stay unchanged; call "
+        f"dataclasses.replace(config, {name}=...), which returns a changed copy"
     )
 
 

@@ -101,8 +101,8 @@ def as_json(value: Any, theirs: bool = False) -> Any:
         return {_FLOAT: repr(value)} if endless else value
     if isinstance(value, type):
         return {_NAMED: f"class {value.__module__}:{value.__qualname__}"}
-    known = type(value) is dict if theirs else isinstance(value, Mapping)
-    if known and all(type(key) in (str, np.str_) for key in value):
+    ours = isinstance(value, Mapping) and not (theirs or isinstance(value, AlgorithmConfig))
+    if (ours or type(value) is dict) and all(type(key) in (str, np.str_) for key in value):
         return {key: as_json(item, theirs=True) for key, item in value.items()}
     return _of_parts(value, theirs)
 
@@ -284,10 +284,10 @@ def check_connectors(
 
 
 def _given(config_class: type[AlgorithmConfig], given: object) -> Tree:
-    if given is None or isinstance(given, Mapping):
-        found = known_values(config_class, given or {})
+    if isinstance(given, Mapping) and not isinstance(given, AlgorithmConfig):
+        found = known_values(config_class, given)
     else:
-        found = dict(vars(read_config(config_class, given)))
+        found = {} if given is None else dict(vars(read_config(config_class, given)))
     multi = found.get("multiagent", {})
     return {**found, "multiagent": dict(multi if isinstance(multi, Mapping) else vars(multi))}
 

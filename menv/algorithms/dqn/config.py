@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig
-from menv.algorithms.config.field_checks import FASTEST, LARGEST, MOST_ROWS, check_count
+from menv.algorithms.config.field_checks import FASTEST, LARGEST, MOST_ROWS, check_most
 from menv.algorithms.config.setting import Settings, by_name, prefixed, setting
 from menv.errors import ConfigError
 from menv.policy_spec import PolicySpec
@@ -86,7 +86,7 @@ class ReplayBufferConfig(Settings):
             # It is not kept, so that a copy with another `prioritized_replay` is what it says.
             vars(self).update(type=None, prioritized_replay="Prioritized" in self.type)
         if self.prioritized_replay:
-            check_count(self._where, "capacity", self.capacity, most=_MOST_PRIORITIES)
+            check_most(self._where, "capacity", self.capacity, _MOST_PRIORITIES)
 
 
 _USUAL_STEPS = 3
@@ -161,7 +161,7 @@ class OffPolicyConfig(AlgorithmConfig):
         super().__post_init__()
         if self.model.cell:
             # The buffer stores sequences at full length.
-            check_count("model", "max_seq_len", self.model.max_seq_len, most=_LONGEST)
+            check_most("model", "max_seq_len", self.model.max_seq_len, _LONGEST)
         if self.n_step != "auto":
             fixed = self.rollout_fragment_length
             self._check_reach(_LONGEST if fixed == "auto" else fixed)
