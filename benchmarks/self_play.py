@@ -131,7 +131,7 @@ def connect_four(seconds: float, seed: int) -> Iterator[dict[str, Any]]:
             yield {
                 "cpu_seconds": round(used), "env_steps": result["num_env_steps_sampled"], "random": beaten,
                 "lookahead": won, "elo_of_anchors": round(rating), "members": result["league"]["members"],
-                "elo_in_league": round(result["league"]["elo"]["default_policy"]),
+                "rating_in_league": round(result["league"]["rating"]["default_policy"]),
             }  # fmt: skip
             began = time.process_time()
 

@@ -38,8 +38,8 @@ def main(seconds: float = 60.0, seed: int = 0) -> dict[str, Any]:
     run_dir = next_run_dir("connect-four", "PPO")
     with PPO(env="connect_four", config={**CONFIG, "seed": seed}) as algo:
         result: Any = algo.learn(stop={"time_total_s": seconds}, run_dir=run_dir, progress_bar=True)
-        won = algo.evaluate()["evaluation"]["win_share"]["default_policy"]
-    print("wrote", plot_runs([run_dir], key="league/elo/default_policy"))
+        won = algo.evaluate()["evaluation"]["matchups"]["default_policy"]["random"]["win"]
+    print("wrote", plot_runs([run_dir], key="league/rating/default_policy"))
     print(f"1,000 games against a random player: {won:.1%} won")
     return {"won": won, "members": result["league"]["members"]}
 

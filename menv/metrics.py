@@ -10,10 +10,10 @@ import heapq
 import math
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from fractions import Fraction
-from itertools import combinations, islice, permutations
+from itertools import islice, permutations
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -29,8 +29,6 @@ AS_THEY_COME: When = (0, 0)
 
 # Environments in which agents never return have no end of ids.
 _MOST_AGENTS = 1_000
-FIRST_ELO = 1200.0
-_ELO_STEP = 16.0
 _MOST_PLAYERS = 8
 """Agents of a game whose results are compared in pairs."""
 
@@ -161,8 +159,8 @@ class Metrics:
         self._unclaimed = Fraction()
         self.episodes_total = 0
         self.episodes_not_resumed = 0
-        # Elo ratings by policy or agent, of zero-sum games only.
-        self._elo: dict[Any, float] = {}
+        # Without a single win, such as before the first reward, it may be no game at all.
+        self._decided = False
 
     def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
         """Add an episode that ended; `when` is that of `EpisodeSummary`.
@@ -298,8 +296,7 @@ class Metrics:
             **_mean_min_max("policy_reward", by_policy),
             **_mean_min_max("agent_reward", shown),
             **_mean_min_max("group_reward", by_group),
-            "win_rate": _win_rates(episodes, decided=bool(self._elo)),
-            **self._outcomes(episodes, len(new)),
+            "matchups": self._matchups(episodes),
             "agent_rewards_omitted": omitted,
             "unclaimed_rewards": self.unclaimed_rewards,
             "num_faulty_episodes": faulty,
@@ -316,29 +313,27 @@ class Metrics:
             },
         }
 
-    def _outcomes(self, episodes: Sequence[EpisodeSummary], new: int) -> dict[str, dict[Any, float]]:
-        """Return shares of wins, draws and losses and Elo ratings, {} unless the returns of each episode sum to 0."""
-        found: dict[str, dict[Any, float]] = {"win_share": {}, "draw_share": {}, "loss_share": {}, "elo": {}}
-        sides = [side for side in map(_sides, episodes) if side is not None]
-        # Without a single win, such as before the first reward, it may be no game at all.
-        is_game = bool(self._elo) or any(any(side.values()) for side in sides)
-        if len(sides) < len(episodes) or not is_game:
-            return found
-        for side in sides[len(sides) - new :]:
-            update_elo(self._elo, side)
-            while len(self._elo) > _MOST_AGENTS:
-                del self._elo[next(iter(self._elo))]
-        outcomes: Returns = {}
-        for side in sides:
-            for name, reward in side.items():
-                outcomes.setdefault(name, []).append(reward)
-        for name, rewards in _without_strangers(outcomes).items():
-            count = len(rewards)
-            found["win_share"][name] = sum(reward > 0 for reward in rewards) / count
-            found["draw_share"][name] = sum(reward == 0 for reward in rewards) / count
-            found["loss_share"][name] = sum(reward < 0 for reward in rewards) / count
-            found["elo"][name] = self._elo.get(name, FIRST_ELO)
-        return found
+    def _matchups(self, episodes: Sequence[EpisodeSummary]) -> dict[Any, dict[Any, dict[str, float]]]:
+        """Return the outcomes of each player against each other one, {} unless each episode is a zero-sum game.
+
+        Players are policies, or agents in an episode in which one policy has all of them. Each pair of their agents is
+        a game.
+        """
+        counts: dict[Any, dict[Any, list[int]]] = {}
+        for episode in episodes:
+            returns = list(episode.rewards.values())
+            if not 2 <= len(returns) <= _MOST_PLAYERS or not is_zero_sum(returns):
+                return {}
+            self._decided = self._decided or any(returns)
+            names = list(zip(*episode.rewards, strict=True))
+            seats = zip(names[len(set(names[1])) > 1], returns, strict=True)
+            for (one, mine), (other, theirs) in permutations(seats, 2):
+                if one != other:
+                    row = counts.setdefault(one, {}).setdefault(other, [0, 0, 0])
+                    row[outcome(mine, theirs)] += 1
+        if not self._decided or len(counts) > _MOST_AGENTS:
+            return {}
+        return {one: {other: shares(row) for other, row in rows.items()} for one, rows in counts.items()}
 
     def state(self) -> dict[str, Any]:
         """Return what the next summaries depend on, except `episode_media`, as a plain tree."""
@@ -352,7 +347,7 @@ class Metrics:
             "unclaimed_rewards": str(self._unclaimed),
             "episodes_total": self.episodes_total,
             "episodes_not_resumed": self.episodes_not_resumed,
-            "elo": dict(self._elo) if is_plain(self._elo) else {},
+            "decided": self._decided,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -369,7 +364,7 @@ class Metrics:
             int(state["episodes_total"]),
         )
         self.episodes_not_resumed = int(state["episodes_not_resumed"])
-        self._elo = _floats(state.get("elo", {}))
+        self._decided = bool(state.get("decided"))
 
     def _forget_new(self) -> None:
         self._media.clear()
@@ -410,46 +405,20 @@ def _apart(episodes: Sequence[EpisodeSummary]) -> tuple[Returns, Returns, Return
     return by_policy, by_agent, by_group
 
 
-def _win_rates(episodes: Sequence[EpisodeSummary], *, decided: bool) -> dict[str, dict[str, float]]:
-    """Return the share of wins of each policy against each other one, a draw as half, {} if no game is zero-sum.
-
-    `decided` says whether an earlier episode had a winner; without any, it may be no game at all.
-    """
-    duels: dict[str, dict[str, list[float]]] = {}
-    for episode in episodes:
-        players = [(policy_id, reward) for (_, policy_id), reward in episode.rewards.items()]
-        returns = [reward for _, reward in players]
-        if not 2 <= len(players) <= _MOST_PLAYERS or not math.isclose(sum(returns), 0.0, abs_tol=1e-6):
-            return {}
-        decided = decided or any(returns)
-        for (one, reward), (other, its) in permutations(players, 2):
-            if one != other:
-                duels.setdefault(one, {}).setdefault(other, []).append((reward > its) + (reward == its) / 2)
-    if not decided:
-        return {}
-    return {one: {other: _mean(won) or 0.0 for other, won in row.items()} for one, row in duels.items()}
+def is_zero_sum(returns: Collection[float]) -> bool:
+    """Return whether the returns of an episode add up to zero, but for rounding."""
+    return abs(math.fsum(returns)) <= 1e-6 * max(1.0, *map(abs, returns))
 
 
-def _sides(episode: EpisodeSummary) -> dict[Any, float] | None:
-    """Return the returns by policy, by agent if one policy has all of them; None unless they sum to 0."""
-    rewards = episode.rewards
-    if not 2 <= len(rewards) <= _MOST_PLAYERS or not math.isclose(sum(rewards.values()), 0.0, abs_tol=1e-6):
-        return None
-    by_policy: dict[Any, float] = {}
-    for (_, policy_id), reward in rewards.items():
-        by_policy[policy_id] = by_policy.get(policy_id, 0.0) + reward
-    return by_policy if len(by_policy) > 1 else {agent: reward for (agent, _), reward in rewards.items()}
+def outcome(mine: float, theirs: float) -> int:
+    """Return 0 for a win, 1 for a draw, 2 for a loss."""
+    return 1 if mine == theirs else 2 * (mine < theirs)
 
 
-def update_elo(elo: dict[Any, float], side: Mapping[Any, float]) -> None:
-    """Update Elo ratings by the returns of an episode; each pair of players is a game."""
-    before = [(name, reward, elo.get(name, FIRST_ELO)) for name, reward in side.items()]
-    step = _ELO_STEP / max(1, len(before) - 1)
-    for (one, reward, rating), (other, against, opposed) in combinations(before, 2):
-        score = 0.5 if reward == against else float(reward > against)
-        gain = step * (score - 1.0 / (1.0 + 10.0 ** ((opposed - rating) / 400.0)))
-        elo[one] = elo.get(one, FIRST_ELO) + gain
-        elo[other] = elo.get(other, FIRST_ELO) - gain
+def shares(outcomes: Sequence[float]) -> dict[str, float]:
+    """Return the shares of wins, draws and losses."""
+    games = sum(outcomes)
+    return {kind: number / games for kind, number in zip(("win", "draw", "loss"), outcomes, strict=True)}
 
 
 def _without_strangers(by_agent: Returns) -> Returns:

@@ -56,19 +56,23 @@ def test_means_minima_and_maxima_are_over_episodes_and_policies() -> None:
     assert summary["hist_stats"]["episode_lengths"] == [4, 8]
 
 
-def test_win_rates_count_a_draw_as_half() -> None:
+def test_matchups_have_shares_of_wins_draws_and_losses() -> None:
     metrics = Metrics()
     for reward in (1.0, 1.0, 0.0, -1.0):
         metrics.record(episode({("a", "p"): reward, ("b", "q"): -reward}))
-    assert metrics.summary()["win_rate"] == {"p": {"q": 0.625}, "q": {"p": 0.375}}
+    assert metrics.summary()["matchups"] == {
+        "p": {"q": {"win": 0.5, "draw": 0.25, "loss": 0.25}},
+        "q": {"p": {"win": 0.25, "draw": 0.25, "loss": 0.5}},
+    }
 
 
-def test_a_game_in_which_all_play_a_draw_by_now_keeps_its_win_rates() -> None:
+def test_a_game_in_which_all_play_a_draw_by_now_keeps_its_matchups() -> None:
     metrics = Metrics(window=1)
     for reward in (1.0, 0.0):
         metrics.record(episode({("a", "p"): reward, ("b", "q"): -reward}))
         summary = metrics.summary()
-    assert summary["win_rate"] == {"p": {"q": 0.5}, "q": {"p": 0.5}}
+    drawn = {"win": 0.0, "draw": 1.0, "loss": 0.0}
+    assert summary["matchups"] == {"p": {"q": drawn}, "q": {"p": drawn}}
 
 
 @pytest.mark.parametrize(
@@ -76,15 +80,14 @@ def test_a_game_in_which_all_play_a_draw_by_now_keeps_its_win_rates() -> None:
     [
         {("a", "p"): 1.0, ("b", "q"): 1.0},
         {("a", "p"): 0.0, ("b", "q"): 0.0},
-        {("a", "p"): 1.0, ("b", "p"): -1.0},
         {("a", "p"): 0.0},
         {(agent, f"p{agent}"): agent - 4.0 for agent in range(9)},
     ],
 )
-def test_games_without_winners_have_no_win_rates(rewards: dict[tuple[Any, str], float]) -> None:
+def test_games_without_winners_have_no_matchups(rewards: dict[tuple[Any, str], float]) -> None:
     metrics = Metrics()
     metrics.record(episode(rewards))
-    assert metrics.summary()["win_rate"] == {}
+    assert metrics.summary()["matchups"] == {}
 
 
 def test_two_agents_of_one_policy_are_two_entries() -> None:

@@ -8,13 +8,13 @@ are loaded into policies that do not learn, and only when no running episode pla
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from menv.algorithms.config.algorithm_config import SelfPlayConfig
 from menv.algorithms.matches import LEARNER, Matches
 from menv.algorithms.policy_set import PolicySet
 from menv.base_env import AgentId
-from menv.errors import ConfigError, ContractError, MissingExtraError
+from menv.errors import ConfigError, ContractError
 from menv.inference.policy_bundle import (
     MANIFEST,
     ExportCache,
@@ -37,7 +37,7 @@ from menv.inference.policy_bundle import (
     weights_hash,
     write_folder,
 )
-from menv.metrics import FIRST_ELO, EpisodeSummary, Metrics, update_elo
+from menv.metrics import EpisodeSummary, Metrics, is_zero_sum, outcome, shares
 from menv.plain_files import inside
 from menv.policy import RandomPolicy
 from menv.policy_map import PolicyMap
@@ -46,7 +46,16 @@ from menv.policy_spec import PolicySpec
 FOLDER = "league"
 """The folder of the snapshots in a checkpoint."""
 
-_CURRENT, _LATEST, _UNIFORM, _PRIORITIZED = "current", "latest", "uniform", "prioritized"
+_CURRENT, _LATEST, _UNIFORM, _PRIORITIZED, _FIXED = "current", "latest", "uniform", "prioritized", "fixed"
+_OLDER = "snapshots"
+"""What results call all snapshots but the latest one."""
+
+ANCHOR = 1200.0
+"""The rating of fixed opponents."""
+_KEPT = 0.99
+"""Weight of earlier games, at each new game of the same players."""
+_PRIOR = 0.1
+"""Games, half of them won, that are added to the others, so that no player is infinitely better."""
 
 
 class Member(NamedTuple):
@@ -72,9 +81,7 @@ class League:
 
     Attributes:
         members: The snapshots by name, the oldest first.
-        payoff: Points and games of each learner against each opponent; a draw is half a point.
-        elo: Ratings by player.
-        trueskill: Mean and deviation by player, {} unless the settings ask for them.
+        outcomes: Wins, draws and losses of each learner against each opponent, of which the latest 100 count most.
         slots: The snapshot in each seat in memory, None in an empty one.
         policy_map: The policies of the run: the learners, the fixed opponents and the snapshots in memory.
     """
@@ -96,12 +103,16 @@ class League:
             role: [f"{prefix}opponent_{number}" for number in range(settings.members_in_memory)]
             for role, prefix in prefixes.items()
         }
+        self._anchors = [seat for own in self._fixed.values() for seat in own]
         self._shares = _shares(settings)
+        if isinstance(settings.win_if, Mapping) and not settings.win_if.keys() <= self._matches.roles.keys():
+            raise ConfigError(
+                f"self_play: win_if is {settings.win_if!r:.100}, expected returns by side, of "
+                f"{list(self._matches.roles)}; correct the names"
+            )
         self.policy_map, self._players = self._policies(base_map)
         self.members: dict[str, Member] = {}
-        self.payoff: dict[str, dict[str, list[float]]] = {role: {} for role in prefixes}
-        self.elo: dict[str, float] = dict.fromkeys([*prefixes, *self._anchors], FIRST_ELO)
-        self._skill = _Skill() if settings.rating == "trueskill" else None
+        self.outcomes: dict[str, dict[str, list[float]]] = {role: {} for role in prefixes}
         self.slots: dict[str, str | None] = {seat: None for own in self._seats.values() for seat in own}
         # Points and games of each learner since its last snapshot.
         self._recent: dict[str, list[float]] = {role: [0.0, 0.0] for role in prefixes}
@@ -129,10 +140,6 @@ class League:
         return PolicyMap(specs, self._matches, list(base_map.specs)), players
 
     @property
-    def _anchors(self) -> list[str]:
-        return [seat for own in self._fixed.values() for seat in own]
-
-    @property
     def policies_in_memory(self) -> set[str]:
         """The policies of the run into which snapshots are loaded."""
         return {name for name, (_, seat) in self._players.items() if seat in self.slots}
@@ -154,44 +161,61 @@ class League:
     def summary(self, iteration: int, metrics: Metrics, playing: Callable[[], set[str]]) -> dict[str, Any]:
         """Count the episodes of an iteration, take snapshots, choose the next opponents and return `metrics.summary()`.
 
-        The summary names players instead of the policies in memory, and holds `league`. `playing` returns the seats
-        that play in running episodes.
+        The summary names the newest snapshot `latest` and the others together `snapshots` instead of the policies in
+        memory, because each name becomes columns of trackers; `payoff_matrix` has all of them. `playing` returns the
+        seats that play in running episodes.
         """
         for episode in metrics.finished():
             self._count(episode)
-        metrics.rename_policies(self._names())
+        newest = {member.role: name for name, member in self.members.items()}
+        metrics.rename_policies(self._names(newest))
         # Before anything that may fail: no game counts twice.
-        summary = metrics.summary()
+        summary = metrics.summary() | self._results(newest)
         for role, (points, games) in self._recent.items():
             due = iteration % self._settings.snapshot_interval == 0
             needed = self._settings.snapshot_score
             if due and points >= needed * games and (games or not needed):
                 self._take_snapshot(role, iteration)
         self._choose(iteration, playing())
-        # Ratings of one window would begin again with each snapshot.
-        summary["elo"] = {name: self.elo.get(name, rating) for name, rating in summary["elo"].items()}
-        return {**summary, "league": self.report()}
-
-    def report(self) -> dict[str, Any]:
-        """Return what a result says about the league: see `docs/how_to/self_play.md`."""
-        rates = {
-            role: {name: points / games for name, (points, games) in own.items()}
-            for role, own in self.payoff.items()
-        }
         opponents = {
             role: [self._player(role, seat) for seat, _ in own] for role, own in self._matches.table.items()
         }
-        report = {"members": len(self.members), "opponents": opponents, "score": rates, "elo": dict(self.elo)}
-        if self._skill is not None:
-            report["trueskill"] = {name: list(rating) for name, rating in self._skill.ratings.items()}
-        return report
+        summary["league"] |= {"members": len(self.members), "opponents": opponents}
+        return summary
 
-    def _names(self) -> dict[str, str]:
-        """Return the player's name for each policy in memory; each policy of a team adds its base policy."""
+    def _results(self, newest: Mapping[str, str]) -> dict[str, Any]:
+        """Return the shares of wins and the ratings, in which snapshots have the names of `_shown`, and the matrix."""
+        shown: dict[str, dict[str, list[float]]] = {}
+        for learner, row in self.outcomes.items():
+            counts = shown.setdefault(learner, {})
+            for name, outcomes in row.items():
+                sums = counts.setdefault(self._shown(name, newest), [0.0, 0.0, 0.0])
+                sums[:] = map(add, sums, outcomes)
+        matchups = {
+            learner: {name: shares(counts) for name, counts in row.items()} for learner, row in shown.items()
+        }
+        matrix = [
+            [learner, name, [*row[name]]]
+            for learner, row in self.outcomes.items()
+            for name in (*self._anchors, *self.members)
+            if name in row
+        ]
+        league = {"rating": ratings_of(shown, self._anchors)}
+        return {"matchups": matchups, "payoff_matrix": matrix, "league": league}
+
+    def _shown(self, player: str, newest: Mapping[str, str]) -> str:
+        """Return the name of a player in results, where each name is a column."""
+        if player not in self.members:
+            return player
+        role = self.members[player].role
+        return f"{self._matches.prefixes[role]}{_LATEST if player == newest[role] else _OLDER}"
+
+    def _names(self, newest: Mapping[str, str]) -> dict[str, str]:
+        """Return the name in results for each policy in memory; each policy of a team adds its base policy."""
         names = {}
         for policy_id, (role, seat) in self._players.items():
             if seat in self.slots:
-                name = self._player(role, seat)
+                name = self._shown(self._player(role, seat), newest)
                 names[policy_id] = name if "+" not in role else f"{name}_{self._base_of(policy_id)}"
         return names
 
@@ -207,10 +231,25 @@ class League:
                 side = self._matches.side_of(agent, self._base_of(policy_id))
                 returns[side] = returns.get(side, 0.0) + reward
                 players[side] = self._players[policy_id]
+        points = self._points(returns)
         for side, (role, seat) in players.items():
             for other, (its_role, its_seat) in players.items():
                 if seat == LEARNER != its_seat:
-                    self._add_game(role, self._player(its_role, its_seat), returns[side], returns[other])
+                    self._add_game(role, self._player(its_role, its_seat), points[side], points[other])
+
+    def _points(self, returns: Mapping[str, float]) -> Mapping[str, float]:
+        """Return numbers of which the higher one wins; see `SelfPlayConfig.win_if`."""
+        rule = self._settings.win_if
+        if isinstance(rule, Mapping):
+            reached = {side: returns.get(side, -math.inf) >= least for side, least in rule.items()}
+            return {side: float(reached.get(side, not any(reached.values()))) for side in returns}
+        if rule is None and not is_zero_sum(returns.values()):
+            raise ConfigError(
+                f"self_play: the returns of an episode are {dict(returns)!r:.200}, expected ones that add up to 0, "
+                "of which the highest wins; in other games say who wins: self_play={'win_if': 'highest_return'}, or "
+                f"the least return of a side that wins, {{'win_if': {{{min(returns)!r}: 1.0}}}}"
+            )
+        return returns
 
     def _base_of(self, policy_id: str) -> str:
         role, seat = self._players[policy_id]
@@ -218,16 +257,13 @@ class League:
         return next(base for base in bases if self._matches.policy_id(role, seat, base) == policy_id)
 
     def _add_game(self, learner: str, opponent: str, mine: float, theirs: float) -> None:
-        points = 0.5 if mine == theirs else float(mine > theirs)
-        entry = self.payoff[learner].setdefault(opponent, [0.0, 0.0])
+        kind = outcome(mine, theirs)
+        counts = self.outcomes[learner].setdefault(opponent, [0.0, 0.0, 0.0])
         # The learner changes, so its old games count less and less.
-        entry[:] = _KEPT * entry[0] + points, _KEPT * entry[1] + 1.0
+        counts[:] = [_KEPT * number for number in counts]
+        counts[kind] += 1.0
         recent = self._recent[learner]
-        recent[:] = recent[0] + points, recent[1] + 1.0
-        update_elo(self.elo, {learner: mine, opponent: theirs})
-        self.elo |= dict.fromkeys(self._anchors, FIRST_ELO)
-        if self._skill is not None:
-            self._skill.add_game(learner, opponent, points)
+        recent[:] = recent[0] + 1.0 - kind / 2, recent[1] + 1.0
 
     def _take_snapshot(self, role: str, iteration: int) -> None:
         prefix = self._matches.prefixes[role]
@@ -241,9 +277,6 @@ class League:
             if not (self._folder / bundles[base]).exists():
                 write_folder(self._folder / bundles[base], files)
         self.members[name] = Member(role, iteration, bundles, weights)
-        self.elo[name] = self.elo[role]
-        if self._skill is not None:
-            self._skill.ratings[name] = self._skill.ratings.get(role, self._skill.first)
         self._recent[role] = [0.0, 0.0]
 
     def _choose(self, iteration: int, playing: set[str]) -> None:
@@ -271,6 +304,8 @@ class League:
             return [LEARNER]
         if kind == _LATEST:
             return snapshots[-1:]
+        if kind == _FIXED:
+            return fixed
         if kind not in (_UNIFORM, _PRIORITIZED):
             return [f"{self._matches.prefixes[role]}{kind}"]
         pool = [*fixed, *snapshots]
@@ -283,9 +318,9 @@ class League:
 
         With several roles, learners of the member's own role count only where these play against each other.
         """
-        entries = [own[name] for own in self.payoff.values() if name in own]
-        points, games = (sum(entry[number] for entry in entries) for number in (0, 1))
-        return (games - points + 0.5) / (games + 1.0)
+        rows = [own[name] for own in self.outcomes.values() if name in own]
+        lost = sum(draw / 2 + loss for _, draw, loss in rows)
+        return (lost + 0.5) / (sum(map(sum, rows)) + 1.0)
 
     def _seated(
         self, role: str, wanted: Sequence[tuple[str, float]], playing: set[str]
@@ -350,9 +385,8 @@ class League:
         """Return everything but the snapshots as a plain tree."""
         return {
             "members": {name: list(member) for name, member in self.members.items()},
-            "payoff": self.payoff,
-            "elo": self.elo,
-            "trueskill": {} if self._skill is None else self._skill.ratings,
+            "outcomes": self.outcomes,
+            "fixed": self._anchors,
             "slots": self.slots,
             "recent": self._recent,
             "table": {role: [list(entry) for entry in own] for role, own in self._matches.table.items()},
@@ -385,9 +419,7 @@ class League:
                 f"checkpoint: a league of {len(state['slots'])} seats in memory, expected {len(self.slots)}; leave "
                 "members_in_memory and sides unchanged"
             )
-        known = {*state["members"], *self._recent, *self._anchors}
-        seats = {seat for own in state["table"].values() for seat, _ in own}
-        missing = sorted(state["elo"].keys() - known | seats - {LEARNER, *self.slots, *self._anchors})
+        missing = sorted(set(state["fixed"]).difference(self._anchors))
         if missing:
             raise ConfigError(
                 f"checkpoint: a league with {missing}, expected opponents of {self._anchors}; leave opponents "
@@ -402,13 +434,8 @@ class League:
         self._seed = seed
         self.members = {name: Member._make(member) for name, member in state["members"].items()}
         self._copy(folder, self._folder)
-        self.payoff = {role: state["payoff"].get(role, {}) for role in self.payoff}
-        self.elo, self.slots = state["elo"], state["slots"]
-        self._recent = state["recent"]
-        if self._skill is not None:
-            self._skill.ratings = {
-                name: (mean, spread) for name, (mean, spread) in state["trueskill"].items()
-            }
+        self.outcomes = {role: state["outcomes"].get(role, {}) for role in self.outcomes}
+        self.slots, self._recent = state["slots"], state["recent"]
         self._matches.table = {
             role: [(seat, chance) for seat, chance in own] for role, own in state["table"].items()
         }
@@ -427,8 +454,36 @@ class League:
             self._temporary.cleanup()
 
 
-_KEPT = 0.99
-"""Weight of earlier games, at each new game of the same players."""
+def ratings_of(
+    outcomes: Mapping[str, Mapping[str, Sequence[float]]], anchors: Sequence[str]
+) -> dict[str, float]:
+    """Return the ratings of a Bradley-Terry model, in which a draw is half a win; {} if no anchor was met.
+
+    A learner is rated by its games against anchors alone: to beat its own snapshots is no progress. The other opponents
+    are rated by their games against learners that have a rating.
+
+    Args:
+        outcomes: Wins, draws and losses of each learner against each opponent.
+        anchors: Opponents whose rating is `ANCHOR`.
+    """
+    ratings = dict.fromkeys(anchors, ANCHOR)
+    others: dict[str, list[tuple[float, Sequence[float]]]] = {}
+    for learner, row in outcomes.items():
+        if known := [row[name] for name in anchors if name in row]:
+            ratings[learner] = ANCHOR + _lead(known)
+            for name in row:
+                others.setdefault(name, []).append((ratings[learner], row[name]))
+    for name, met in others.items():
+        if name not in anchors:
+            level = sum(rating * sum(row) for rating, row in met) / sum(sum(row) for _, row in met)
+            ratings[name] = level - _lead([row for _, row in met])
+    return ratings if others else {}
+
+
+def _lead(rows: Sequence[Sequence[float]]) -> float:
+    """Return how much higher a player is rated than others with these outcomes."""
+    won, lost = (_PRIOR / 2 + sum(row[kind] + row[1] / 2 for row in rows) for kind in (0, 2))
+    return 400.0 * math.log10(won / lost)
 
 
 def _link(source: str, target: str) -> None:
@@ -448,7 +503,7 @@ def _check_learners(base_map: PolicyMap) -> None:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    taken = {LEARNER, _CURRENT, _LATEST, _UNIFORM, _PRIORITIZED}
+    taken = {LEARNER, _CURRENT, _LATEST, _OLDER, _UNIFORM, _PRIORITIZED, _FIXED}
     for number, name in enumerate(names):
         if name in taken or name in names[:number] or str(name).startswith(("snapshot_", "opponent_")):
             raise ConfigError(
@@ -471,7 +526,7 @@ def _shares(settings: SelfPlayConfig) -> dict[str, float]:
     """Return the share of each kind of opponents."""
     given = settings.matchmaking
     shares: dict[str, float] = {given: 1.0} if isinstance(given, str) else dict(given)
-    known = [_CURRENT, _LATEST, _UNIFORM, _PRIORITIZED, *settings.opponents]
+    known = [_CURRENT, _LATEST, _UNIFORM, _PRIORITIZED, _FIXED, *settings.opponents]
     numbers = all(isinstance(share, int | float) and 0 <= share < 1e9 for share in shares.values())
     if not shares.keys() <= set(known) or not numbers or not sum(shares.values()) > 0:
         raise ConfigError(
@@ -483,32 +538,8 @@ def _shares(settings: SelfPlayConfig) -> dict[str, float]:
             f"self_play: snapshot_score is {settings.snapshot_score} with matchmaking of the current learner alone, "
             "expected games against others, because only these count; add a share, or leave snapshot_score out"
         )
-    return shares
-
-
-class _Skill:
-    """Ratings of players by the Thurstone-Mosteller model of openskill, which is TrueSkill's."""
-
-    def __init__(self) -> None:
-        if find_spec("openskill") is None:
-            raise MissingExtraError(
-                "self_play: rating is 'trueskill' and the package openskill is not installed, expected it; run: pip "
-                "install 'menv-rl[league]'"
-            )
-        self._model: Any = import_module("openskill.models").ThurstoneMostellerFull()
-        one = self._model.rating()
-        self.first: tuple[float, float] = (one.mu, one.sigma)
-        self.ratings: dict[str, tuple[float, float]] = {}
-
-    def add_game(self, learner: str, opponent: str, points: float) -> None:
-        teams = [[self._rating(name)] for name in (learner, opponent)]
-        after = self._model.rate(teams, ranks=[1.0 - points, points])
-        for name, (one,) in zip((learner, opponent), after, strict=True):
-            self.ratings[name] = one.mu, one.sigma
-
-    def _rating(self, name: str) -> Any:
-        mean, spread = self.ratings.get(name, self.first)
-        return self._model.rating(mu=mean, sigma=spread)
+    # A checkpoint has them in another order.
+    return {kind: shares[kind] for kind in known if kind in shares}
 
 
 def make_league(

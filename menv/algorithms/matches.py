@@ -46,14 +46,15 @@ class Matches:
         self, base_map: PolicyMap, owners: Mapping[AgentId, str], sides: Mapping[str, Sequence[str]] | None
     ) -> None:
         self.base_map = base_map
-        self._patterns = sides
+        self._patterns, self._owners = sides, owners
         bases: dict[str, set[str]] = {}
         for agent, owner in owners.items():
             bases.setdefault(self.side_of(agent, owner), set()).add(owner)
         if len(bases) < 2:
             raise ConfigError(
                 f"self_play: {len(bases)} side{'' if bases else 's'} among the possible agents {list(owners)[:8]}, "
-                "expected two or more that play against each other; name them with "
+                f"which have {sorted(set(owners.values()))[:8]}, expected two or more that play against each other, "
+                "and for each agent the same policy in all episodes; name them with "
                 'self_play={"sides": {"red": ["red_*"], "blue": ["blue_*"]}}'
             )
         self.roles = {side: "+".join(sorted(own)) for side, own in bases.items()}
@@ -61,6 +62,12 @@ class Matches:
 
     def __call__(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
         base = self.base_map.only or self.base_map.policy_for(agent_id, episode, worker)
+        if self._owners.get(agent_id, base) != base:
+            raise ConfigError(
+                f"self_play: agent {agent_id!r} has policy {self._owners[agent_id]!r} in one episode and {base!r} in "
+                "another, expected the same one in each, because the league draws who plays against whom; give each "
+                "agent one policy in policy_mapping_fn, and say whom it meets by self_play={'matchmaking': ...}"
+            )
         if not episode.match:
             episode.match = self._draw(episode)
         side = self.side_of(agent_id, base)

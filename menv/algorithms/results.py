@@ -12,11 +12,7 @@ class EpisodeResult(TypedDict):
     episode_reward_min: float | Any
     episode_reward_max: float | Any
     episode_len_mean: float | Any
-    win_rate: dict[str, dict[str, float]]
-    elo: dict[str, float]
-    win_share: dict[str, float]
-    draw_share: dict[str, float]
-    loss_share: dict[str, float]
+    matchups: dict[Any, dict[Any, dict[str, float]]]
     policy_reward_mean: dict[str, float]
     policy_reward_min: dict[str, float]
     policy_reward_max: dict[str, float]
@@ -56,6 +52,7 @@ class _Sometimes(TypedDict, total=False):
     recording: EpisodeResult
     num_worker_restarts: int
     league: dict[str, Any]
+    payoff_matrix: list[list[Any]]
     staleness: dict[str, float]
     external: dict[str, Any]
 

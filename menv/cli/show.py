@@ -21,7 +21,7 @@ from menv.tracking.run_folder import Run, json_text, scalars
 
 _SHOWN = (
     "training_iteration", "num_env_steps_sampled", "time_total_s", "episodes_total", "episode_reward_mean",
-    "episode_len_mean", "policy_reward_mean/", "evaluation/episode_reward_mean",
+    "episode_len_mean", "policy_reward_mean/", "matchups/", "league/", "evaluation/episode_reward_mean",
 )  # fmt: skip
 """The last results that are shown; of those that end with a slash, all."""
 

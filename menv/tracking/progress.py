@@ -11,6 +11,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ _SAMPLING = {"env_time_s": "environments", "act_time_s": "deciding", "complete_t
 
 _HEADS = ("iteration", "env steps", "steps/s", "episodes", "mean return", "mean length", "seconds")
 _OF_A_POLICY = ("mean return", "trend", "entropy", "kl", "loss", "learning rate")
-_OF_A_GAME = ("player", "win", "draw", "loss", "Elo")
+_OF_A_GAME = ("player", "against", "win", "draw", "loss")
 _UNIMPORTANT = ("learning rate", "loss", "kl", "mean length", "episodes", "seconds", "entropy", "steps/s")
 """Columns that a narrow terminal leaves out, the first ones first."""
 _ROWS = 12
@@ -354,11 +355,15 @@ def of_policy(result: Mapping[str, Any], policy_id: str, returns: Sequence[float
 
 
 def of_game(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the results of each player of a zero-sum game as text."""
-    shares = [result.get(f"{kind}_share", {}) for kind in ("win", "draw", "loss")]
+    """Return the shares of the first matchups of a zero-sum game as text, each once; ratings stand behind names."""
+    ratings = result.get("league", {}).get("rating", {})
+    names = defaultdict(str, {name: f" ({rating:,.0f})" for name, rating in ratings.items()})
+    shown: dict[tuple[Any, Any], Mapping[str, float]] = {}
+    for one, row in result.get("matchups", {}).items():
+        shown |= {(one, other): shares for other, shares in row.items() if (other, one) not in shown}
     return [
-        (str(name), *(f"{share[name]:.0%}" for share in shares), f"{elo:,.0f}")
-        for name, elo in result.get("elo", {}).items()
+        (f"{one}{names[one]}", f"{other}{names[other]}", *(f"{share:.0%}" for share in shares.values()))
+        for (one, other), shares in islice(shown.items(), _ROWS)
     ]
 
 
@@ -374,8 +379,8 @@ def _by_policy(result: Mapping[str, Any]) -> list[str]:
     means = result["policy_reward_mean"]
     shown = [f" {name} {_figure(mean)}" for name, mean in means.items()] if len(means) > 1 else []
     games = [
-        f" {name}: win {win}, draw {draw}, loss {loss}, Elo {elo}"
-        for name, win, draw, loss, elo in of_game(result)
+        f" {name} against {other}: win {win}, draw {draw}, loss {loss}"
+        for name, other, win, draw, loss in of_game(result)
     ]
     return shown + games
 
@@ -397,7 +402,9 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[str, ...]] | deque[tuple[s
             columns.pop(head, None)
     table = Table(box=None)
     for head in columns:
-        table.add_column(head, justify="left" if head in ("policy", "player", "trend") else "right")
+        table.add_column(
+            head, justify="left" if head in ("policy", "player", "against", "trend") else "right"
+        )
     for row in zip(*(column[1:] for column in columns.values()), strict=True):
         # Names of policies are not markup.
         table.add_row(*map(Text, row))

@@ -34,6 +34,7 @@ Curve: TypeAlias = tuple[Floats, Floats]
 """Env steps and values, without NaN."""
 
 STEPS = "num_env_steps_sampled"
+RATING = "league/rating"
 _POINTS = 300
 """Points of a curve; of a longer one the means of neighbours are shown."""
 _LINES = 10
@@ -49,8 +50,8 @@ _CHARTS = (
     ("Returns", "Return per episode, all agents", "episode_reward_mean"),
     ("Returns", "Evaluation: return by policy", rf"evaluation/policy_reward_mean/{_OWN}"),
     ("Returns", "Evaluation: return, all agents", "evaluation/episode_reward_mean"),
-    ("Returns", "Win rate", rf"win_share/{_OWN}"),
-    ("Returns", "Elo", rf"elo/{_OWN}"),
+    ("Returns", "Share of wins", rf"matchups/{_OWN}/win"),
+    ("Returns", "Rating", rf"{RATING}/{_OWN}"),
     ("Episodes", "Env steps per episode", "episode_len_mean"),
     ("Episodes", "{chart}", "custom_metrics/(?P<chart>.+)_mean"),
     ("Learning", "{chart}", rf"info/learner/{_OWN}/learner_stats/(?P<chart>.+)"),
@@ -246,7 +247,7 @@ def report_data(runs: Sequence[Run]) -> dict[str, Any]:
         "last": _last(groups),
         "sections": _sections(groups),
         "time": [bar for group in groups for bar in _time(group)],
-        "win_rates": [table for group in groups for table in _win_rates(group)],
+        "matchups": [table for group in groups for table in _matchups(group)],
         "settings": _settings([run for group in groups for run in group.runs]),
         "videos": videos,
         "videos_left_out": left_out,
@@ -340,10 +341,9 @@ def plot_runs(
     groups = groups_of(runs)
     lines, bands = {}, {}
     # The returns of a game against oneself say nothing.
-    ratings = (
-        matching(groups, r"league/elo/(?P<line>(?!.*snapshot_\d+$).+)").get("", {}) if key is None else {}
-    )
-    label = "Elo rating" if ratings else key or "policy_reward_mean"
+    learners = rf"{RATING}/(?P<line>(?!(.*_)?(latest|snapshots)$).+)"
+    ratings = matching(groups, learners).get("", {}) if key is None else {}
+    label = "rating" if ratings else key or "policy_reward_mean"
     for name, curves in lines_of(groups, ratings) or curves_of_key(groups, label):
         line = line_of(name, curves)
         lines[name] = list(zip(line["x"], line["mean"], strict=True))
@@ -390,6 +390,13 @@ def _about(run: Run, table: Mapping[str, Floats]) -> dict[str, Any]:
 
 def _last(groups: Sequence[Group]) -> list[dict[str, Any]]:
     keys = matching(groups, rf"policy_reward_mean/{_OWN}").get("", {})
+    tables = [table for group in groups for table in group.tables]
+    # Policies that did not play any more have no value in the last row.
+    keys = {
+        name: key
+        for name, key in keys.items()
+        if any(np.isfinite(one[key][-1:]).any() for one in tables if key in one)
+    }
     return [
         {
             "name": name,
@@ -499,17 +506,22 @@ def _time(group: Group) -> Iterator[dict[str, Any]]:
         yield {"name": name, "parts": list(parts.items())}
 
 
-def _win_rates(group: Group) -> Iterator[dict[str, Any]]:
-    """Yield the mean over seeds of the last `win_rate/<policy>/<opponent>`, evaluations separately."""
-    results = [result for run in group.runs for result in deque(run.results(), maxlen=1)]
+def _matchups(group: Group) -> Iterator[dict[str, Any]]:
+    """Yield the mean over seeds of the points per game of each player against each other, evaluations separately.
+
+    A league has them in its payoff matrix, other games in the last result.
+    """
+    results = [(run, result) for run in group.runs for result in deque(run.results(), maxlen=1)]
     for title in ("", "evaluation"):
         last: dict[str, dict[str, list[float]]] = {}
-        for result in results:
-            rates = _section(_section(result, title) if title else result, "win_rate")
-            for policy in rates:
-                for opponent, rate in _section(rates, policy).items():
-                    if isinstance(rate, int | float):
-                        last.setdefault(policy, {}).setdefault(opponent, []).append(rate)
+        for run, result in results:
+            whole = _section(result, title) if title else result
+            found = (not title and run.payoff()) or _section(whole, "matchups")
+            for player in found:
+                for opponent in (row := _section(found, player)):
+                    won, drawn = (_section(row, opponent).get(kind) for kind in ("win", "draw"))
+                    if isinstance(won, int | float) and isinstance(drawn, int | float):
+                        last.setdefault(player, {}).setdefault(opponent, []).append(won + drawn / 2)
         if last:
             others = dict.fromkeys(name for row in last.values() for name in row)
             against = [
@@ -518,9 +530,9 @@ def _win_rates(group: Group) -> Iterator[dict[str, Any]]:
             ]
             yield {
                 "name": " · ".join(filter(None, (group.name, title))),
-                "policies": list(last),
+                "players": list(last),
                 "against": against,
-                "rates": [
+                "points": [
                     [_figure(np.mean(row.get(name, [math.nan]))) for name in against] for row in last.values()
                 ],
             }

@@ -5,6 +5,7 @@
         command.txt     the command that started the run
         progress.csv    the numbers of each result, a column per key
         results.jsonl   each result, a JSON object per line
+        payoff.csv      of a league: the games of each learner against each opponent
         digest.txt      the digest of everything sampled so far
         events.out.*    the same numbers for TensorBoard
         checkpoints/    what `Algorithm.save` writes
@@ -37,6 +38,7 @@ import numpy as np
 
 import menv
 from menv.errors import ConfigError
+from menv.metrics import shares
 from menv.plain_files import inside, opened, read, replacing
 from menv.serialization import (
     LEFT_OUT,
@@ -59,6 +61,8 @@ _COMMAND = "command.txt"
 _RESULTS = "results.jsonl"
 _PROGRESS = "progress.csv"
 _DIGEST = "digest.txt"
+_PAYOFF = "payoff.csv"
+_PAYOFF_COLUMNS = ["learner", "opponent", "win", "draw", "loss", "games"]
 _SERVICES = "services.json"
 _KIND = "menv run"
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
@@ -68,8 +72,8 @@ _OF_FOLDER = re.compile(f"{_RUN_DIR.pattern}(=.*)?|--resume-[a-z-]*", re.DOTALL)
 _MOST_TEXT, _MOST_TABLE = 1 << 24, 1 << 28
 """Bytes of a line, of small files, and of a table."""
 _LARGEST = sys.float_info.max
-_LEFT_OUT = ("sampler_results", "hist_stats", "episode_media")
-"""Parts of a result that are repeated in it, or hold pictures."""
+_LEFT_OUT = ("sampler_results", "hist_stats", "episode_media", "payoff_matrix")
+"""Parts of a result that are repeated in it, hold pictures, or are in another file."""
 
 
 def next_run_dir(env: str, algorithm: str, root: str | os.PathLike[str] = "runs") -> Path:
@@ -209,6 +213,7 @@ class RunFolder(Tracker):
             if iteration:
                 cut_after(self.path, iteration)
             self._tables = (JSONL(self.path / _RESULTS), CSV(self.path / _PROGRESS))
+            self._payoff: list[list[Any]] = []
             secrets: set[str] = set()
             shown = without_secrets({"kind": _KIND, **config}, secrets)
             _replace(self.path / _CONFIG, json.dumps(shown, indent=2))
@@ -222,6 +227,17 @@ class RunFolder(Tracker):
             for tracker in self._tables:
                 tracker.result(result)
             _replace(self.path / _DIGEST, f"{result['digest']}\n")
+            self._payoff = result.get("payoff_matrix", [])
+
+    def saved(self, folder: Path) -> None:
+        """Write the games of a league, which are many and change little from one iteration to the next."""
+        if self._payoff:
+            with writing("run_dir", f"results in {self.path}"):
+                rows = [
+                    [*names, *map(str, (*shares(counts).values(), sum(counts)))]
+                    for *names, counts in self._payoff
+                ]
+                _replace(self.path / _PAYOFF, _csv(_PAYOFF_COLUMNS, *rows))
 
     def end(self, reason: str) -> None:
         """Let other processes write the folder."""
@@ -313,6 +329,15 @@ class Run:
             raise
         except ValueError as error:
             raise _damaged(path, error) from None
+
+    def payoff(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return the shares of wins, draws and losses of each learner against each opponent of a league."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        with suppress(ValueError):
+            for learner, opponent, *figures in _rows(self.path / _PAYOFF):
+                numbers = dict(zip(_PAYOFF_COLUMNS[2:5], map(float, figures), strict=False))
+                found.setdefault(learner, {})[opponent] = numbers
+        return found
 
     def results(self) -> Iterator[dict[str, Any]]:
         """Yield the results; a line that was being written is left out."""

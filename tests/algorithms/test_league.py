@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import gymnasium as gym
@@ -15,8 +14,10 @@ import pytest
 
 from menv import DefaultCallbacks, Episode, MultiAgentEnv, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
-from menv.errors import ConfigError, ContractError, MissingExtraError
+from menv.algorithms.league import ratings_of
+from menv.errors import ConfigError, ContractError
 from menv.policy import Policy
+from menv.tracking import Run
 
 SMALL: dict[str, Any] = {
     "num_envs_per_worker": 8, "train_batch_size": 256, "sgd_minibatch_size": 128, "num_sgd_iter": 1, "gamma": 1.0,
@@ -124,7 +125,7 @@ PLAYED: list[tuple[Any, set[Any], dict[str, str]]] = []
 def test_an_episode_keeps_its_opponents_whatever_a_callback_does_with_its_data(late: bool) -> None:
     """The second player appears after the first has moved, so that the match is asked for twice."""
     PLAYED.clear()
-    settings = {**LEAGUE, "matchmaking": {"latest": 1, "random": 1}}
+    settings = {**LEAGUE, "matchmaking": {"latest": 1, "random": 1}, "win_if": "highest_return"}
     config = {**SMALL, "callbacks": Diary, "self_play": settings, "env_config": {"late": late}}
     with PPO(env=Late, config=config) as algo:
         for _ in range(2):
@@ -139,25 +140,96 @@ def test_an_episode_keeps_its_opponents_whatever_a_callback_does_with_its_data(l
         assert list(match.values()).count("learner") == 1
 
 
-def test_payoff_and_elo_are_those_computed_by_hand() -> None:
+def test_outcomes_and_chances_are_those_computed_by_hand() -> None:
     with tictactoe() as algo:
         league = league_of(algo)
         me, it = "default_policy", "snapshot_0"
         league._add_game(me, it, 1.0, -1.0)
         league._add_game(me, it, 0.0, 0.0)
         league._add_game(me, "random", -1.0, 1.0)
-        # Points and games: 1, then 0.99 + 0.5 of 0.99 + 1.
-        assert league.payoff[me][it] == pytest.approx([1.49, 1.99])
+        # Wins, draws and losses; the earlier game counts 0.99.
+        assert league.outcomes[me][it] == pytest.approx([0.99, 1.0, 0.0])
         # Rows of snapshots would grow with the square of their number.
-        assert league.state()["payoff"].keys() == {me}
+        assert league.state()["outcomes"].keys() == {me}
         assert league.loss_rate(it) == pytest.approx(1.0 / 2.99)
         assert league.loss_rate("random") == pytest.approx(1.5 / 2.0)
-        # A win over an equal is worth 8; then a draw at 1208 against 1192 costs 16 * (0.523 - 0.5).
-        drawn = 16 * (1 / (1 + 10 ** (-16 / 400)) - 0.5)
-        lost = 16 / (1 + 10 ** (-(8 - drawn) / 400))
-        assert league.elo[it] == pytest.approx(1192 + drawn)
-        assert league.elo[me] == pytest.approx(1208 - drawn - lost)
-        assert league.elo["random"] == 1200.0
+
+
+@pytest.mark.parametrize(("score", "rating"), [(0.890, 1563), (0.917, 1617)])
+def test_a_learner_has_the_rating_that_its_score_against_the_fixed_opponents_says(
+    score: float, rating: int
+) -> None:
+    # 1200 + 400 log10(0.890 / 0.110) = 1563, whatever the learner does against its snapshots.
+    games = {"random": [1000 * score, 0, 1000 * (1 - score)]}
+    snapshots = {f"snapshot_{number}": [60.0 + number / 10, 10, 30 - number / 10] for number in range(300)}
+    for outcomes in (games, games | snapshots):
+        found = ratings_of({"main": outcomes}, ["random"])
+        assert found["random"] == 1200
+        assert found["main"] == pytest.approx(rating, abs=1)
+
+
+def test_a_draw_is_half_a_win_and_a_snapshot_is_rated_by_its_games_against_the_learner() -> None:
+    found = ratings_of({"main": {"random": [400, 200, 400], "snapshot_0": [500, 500, 0]}}, ["random"])
+    # Half of the points are 1200; 0.75 of them are 400 log10(3) = 191 more than the snapshot has.
+    assert found["main"] == pytest.approx(1200)
+    assert found["snapshot_0"] == pytest.approx(1200 - 191, abs=1)
+
+
+def test_a_snapshot_that_two_learners_have_met_is_rated_by_both() -> None:
+    odds = {one: 10 ** (rating / 400) for one, rating in {"a": 100, "b": 300, "s": 200, "random": 0}.items()}
+
+    def games(one: str, *others: str) -> dict[str, list[float]]:
+        chances = {other: odds[one] / (odds[one] + odds[other]) for other in others}
+        return {other: [1000 * chance, 0, 1000 * (1 - chance)] for other, chance in chances.items()}
+
+    found = ratings_of({"a": games("a", "random", "s"), "b": games("b", "random", "s")}, ["random"])
+    assert [found[one] for one in ("a", "b", "s")] == pytest.approx([1300, 1500, 1400], abs=1)
+
+
+def test_a_learner_that_has_met_no_fixed_opponent_has_no_rating() -> None:
+    assert ratings_of({"main": {"snapshot_0": [1, 0, 0]}}, ["random"]) == {}
+    found = ratings_of({"main": {"random": [0, 1, 0]}, "other": {"snapshot_0": [1, 0, 0]}}, ["random"])
+    assert found.keys() == {"random", "main"}
+
+
+def test_a_learner_that_always_wins_has_a_rating() -> None:
+    # A tenth of a game is added, half of it won: 400 log10(100.05 / 0.05) = 1320.
+    found = ratings_of({"main": {"random": [100, 0, 0], "snapshot_0": [0, 0, 100]}}, ["random"])
+    assert [found["main"], found["snapshot_0"]] == pytest.approx([2520, 3841], abs=1)
+
+
+def test_results_have_the_same_names_however_many_snapshots_there_are(tmp_path: Path) -> None:
+    settings = {**SMALL, "self_play": {**LEAGUE, "matchmaking": {"current": 1, "latest": 1, "uniform": 2}}}
+    with PPO(env="tictactoe", config=settings) as algo:
+        result: Any = algo.learn(stop={"training_iteration": 12}, run_dir=tmp_path)
+        outcomes = league_of(algo).outcomes["default_policy"]
+    columns = (tmp_path / "progress.csv").read_text().splitlines()[0].split(",")
+    assert not [one for one in columns if "snapshot_" in one]
+    assert result["policy_reward_mean"].keys() <= {"default_policy", "random", "latest", "snapshots"}
+    assert {one for one in columns if one.startswith("policy_reward_mean/")} == {
+        f"policy_reward_mean/{one}" for one in ("default_policy", "random", "latest", "snapshots")
+    }
+    matrix = {row[1]: row for row in result["payoff_matrix"]}
+    assert matrix.keys() == outcomes.keys()
+    assert len(matrix) > 5
+    won, drawn, lost = outcomes["random"]
+    share = result["matchups"]["default_policy"]["random"]
+    assert share == pytest.approx(
+        {"win": won / (won + drawn + lost), "draw": drawn / (won + drawn + lost)}
+        | {"loss": lost / (won + drawn + lost)}
+    )
+    assert matrix["random"] == ["default_policy", "random", [won, drawn, lost]]
+    # All snapshots but the newest one are together.
+    older = [
+        sum(row)
+        for row in zip(
+            *(row for name, row in outcomes.items() if name not in ("random", "snapshot_11")), strict=True
+        )
+    ]
+    assert result["matchups"]["default_policy"]["snapshots"]["win"] == pytest.approx(older[0] / sum(older))
+    payoff = Run(tmp_path).payoff()["default_policy"]
+    assert payoff.keys() == outcomes.keys()
+    assert payoff["random"] == share
 
 
 def test_prioritized_matchmaking_prefers_members_that_win() -> None:
@@ -225,7 +297,7 @@ def test_a_restarted_league_continues_bit_identically(num_workers: int, tmp_path
 
     def outcome(algo: PPO, iterations: int) -> list[Any]:
         results = [algo.train() for _ in range(iterations)]
-        return [(one["digest"], one["elo"], one["win_rate"], one["league"]) for one in results]
+        return [(one["digest"], one["matchups"], one["payoff_matrix"], one["league"]) for one in results]
 
     with PPO(env="tictactoe", config=config) as algo:
         first = outcome(algo, 5)
@@ -246,13 +318,16 @@ def test_roles_of_unlike_spaces_have_their_own_snapshots_and_results() -> None:
         for _ in range(3):
             result: Any = algo.train()
         league = league_of(algo)
-        assert result["league"]["score"]["wolf"].keys() <= {
+        assert {row[1] for row in result["payoff_matrix"] if row[0] == "wolf"} <= {
             "sheep_random",
             *(f"sheep_snapshot_{n}" for n in range(4)),
         }
-        assert set(result["league"]["score"]["wolf"].values()) == {1.0}
-        assert set(result["league"]["score"]["sheep"].values()) == {0.0}
-        assert result["league"]["elo"]["wolf"] > 1200 > result["league"]["elo"]["sheep"]
+        matchups = result["matchups"]
+        assert matchups["wolf"].keys() <= {"sheep_random", "sheep_latest", "sheep_snapshots"}
+        assert [one["win"] for one in matchups["wolf"].values()] == [1.0] * len(matchups["wolf"])
+        assert [one["loss"] for one in matchups["sheep"].values()] == [1.0] * len(matchups["sheep"])
+        rating = result["league"]["rating"]
+        assert rating["wolf"] > 1200 > rating["sheep"]
         assert {member.role for member in league.members.values()} == {"wolf", "sheep"}
         assert set(result["info"]["learner"]) == {"wolf", "sheep"}
         batch = algo.sample().policy_batches
@@ -272,7 +347,7 @@ def test_a_team_of_several_policies_is_one_member() -> None:
         team = league_of(algo).members["a+b_snapshot_1"]
         assert team.bundles.keys() == {"a", "b"}
         # A game of a team counts once.
-        assert result["league"]["score"]["a+b"]["sheep_random"] == 1.0
+        assert result["matchups"]["a+b"]["sheep_random"]["win"] == 1.0
         assert "a+b_opponent_0_a" in algo.get_weights()
 
 
@@ -349,6 +424,11 @@ class Own(RandomPolicy):
         ({"self_play": {"opponents": {"opponent_0": "random"}}}, "called 'opponent_0', expected other names"),
         ({"multiagent": {"policies": ["snapshot_1"]}}, "called 'snapshot_1', expected other names"),
         ({"num_workers": 1, "overlap": True}, "overlap is True with self_play, expected False"),
+        (
+            {"self_play": {"win_if": {"red": 1.0}}},
+            r"win_if is {'red': 1.0}, expected returns by side, of \['player1",
+        ),
+        ({"self_play": {"win_if": "highest"}}, "win_if is 'highest', expected"),
     ],
 )
 def test_settings_without_a_league_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -356,39 +436,80 @@ def test_settings_without_a_league_are_refused(settings: dict[str, Any], message
         PPO(env="tictactoe", config={**SMALL, "self_play": True, **settings})
 
 
-def test_trueskill_is_that_computed_by_hand_and_resumes(tmp_path: Path) -> None:
-    with tictactoe(rating="trueskill") as algo:
-        league_of(algo)._add_game("default_policy", "random", 1.0, -1.0)
-        first, last = (league_of(algo).report()["trueskill"][one] for one in ("default_policy", "random"))
-        # Weng and Lin (2011), with a deviation that grows by 25/300 before each game, and a margin of 0.1 for draws.
-        variance = (25 / 3) ** 2 + (25 / 300) ** 2
-        spread = (2 * variance + 2 * (25 / 6) ** 2) ** 0.5
-        normal = NormalDist()
-        gain = variance / spread * normal.pdf(0.1 / spread) / normal.cdf(-0.1 / spread)
-        assert (first[0], last[0]) == pytest.approx((25 + gain, 25 - gain), abs=1e-4)
-        assert first[1] == pytest.approx(last[1])
-        assert first[1] < 25 / 3
-        # A new snapshot has the rating of the learner.
-        league_of(algo)._take_snapshot("default_policy", 1)
-        assert league_of(algo).report()["trueskill"]["snapshot_1"] == first
+class Chase(MultiAgentEnv):
+    """The seeker wins with a return of 10, and the hider has one of `hidden`; both move once."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.possible_agents = ["seeker", "hider"]
+        self.observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.paid = {"seeker": config["caught"], "hider": config["hidden"]}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return dict.fromkeys(self.possible_agents, np.zeros(1, np.float32)), {}
+
+    def step(self, action_dict: Any) -> Any:
+        seen = dict.fromkeys(self.possible_agents, np.zeros(1, np.float32))
+        return seen, dict(self.paid), {"__all__": True}, {"__all__": False}, {}
+
+
+def chase(caught: float, hidden: float, **self_play: Any) -> PPO:
+    multi = {"policies": ["seeker", "hider"], "policy_mapping_fn": [("*", "*")]}
+    config = {**SMALL, "env_config": {"caught": caught, "hidden": hidden}, "multiagent": multi}
+    return PPO(env=Chase, config={**config, "self_play": {**LEAGUE, **self_play}})
+
+
+@pytest.mark.parametrize(
+    ("caught", "hidden", "rule", "shares"),
+    [
+        # The hider earns more with each step, and loses all the same.
+        (10.0, 30.0, {"seeker": 10.0}, (1.0, 0.0, 0.0)),
+        (-3.0, 40.0, {"seeker": 10.0}, (0.0, 0.0, 1.0)),
+        (-3.0, 40.0, {"hider": 40.0}, (0.0, 0.0, 1.0)),
+        (-3.0, 39.0, {"hider": 40.0}, (1.0, 0.0, 0.0)),
+        (10.0, 40.0, {"seeker": 10.0, "hider": 40.0}, (0.0, 1.0, 0.0)),
+        (1.0, 0.0, "highest_return", (1.0, 0.0, 0.0)),
+        (0.5, 0.5, "highest_return", (0.0, 1.0, 0.0)),
+        (-2.0, 2.0, None, (0.0, 0.0, 1.0)),
+    ],
+)
+def test_who_wins_is_what_win_if_says(caught: float, hidden: float, rule: Any, shares: Any) -> None:
+    with chase(caught, hidden, win_if=rule) as algo:
+        matchups = algo.train()["matchups"]
+    for shown in matchups["seeker"].values():
+        assert tuple(shown.values()) == shares
+    for shown in matchups["hider"].values():
+        assert tuple(shown.values()) == shares[::-1]
+
+
+def test_games_that_are_not_zero_sum_are_refused_without_a_rule() -> None:
+    with chase(10.0, 30.0) as algo, pytest.raises(ConfigError) as raised:
         algo.train()
-        algo.save(tmp_path)
-        rest: Any = algo.train()
-    with PPO.from_checkpoint(tmp_path) as algo:
-        again: Any = algo.train()
-    assert again["league"]["trueskill"] == rest["league"]["trueskill"]
+    assert "expected ones that add up to 0, of which the highest wins" in str(raised.value)
+    assert "'seeker': 10.0" in str(raised.value)
+    assert "self_play={'win_if': 'highest_return'}" in str(raised.value)
 
 
-def test_trueskill_needs_openskill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("menv.algorithms.league.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'menv-rl\[league\]'"):
-        tictactoe(rating="trueskill")
+@pytest.mark.parametrize("sides", [None, {"x": ["player1"], "o": ["player2"]}])
+def test_policies_drawn_by_lot_are_refused_in_a_league(sides: Any) -> None:
+    def lot(agent_id: str, episode: Episode, **kwargs: Any) -> str:
+        return "ab"[(episode.episode_id // 2 + (agent_id == "player2")) % 2]
+
+    multi = {"policies": ["a", "b"], "policy_mapping_fn": lot}
+    with (
+        pytest.raises(
+            ConfigError, match=r"^self_play: .*(expected the same one in each|the same policy in all)"
+        ),
+        PPO(env="tictactoe", config={**SMALL, "multiagent": multi, "self_play": {"sides": sides}}) as algo,
+    ):
+        algo.train()
 
 
 def test_a_custom_policy_is_an_opponent_and_settings_change_when_resumed(tmp_path: Path) -> None:
     with tictactoe(opponents={"own": Own}, matchmaking="uniform") as algo:
         result: Any = algo.train()
-        assert "own" in result["league"]["score"]["default_policy"]
+        assert "own" in result["matchups"]["default_policy"]
         config = replace(algo.config.self_play, snapshot_interval=5)
         algo.save(tmp_path)
     with PPO.from_checkpoint(tmp_path, {"self_play": config}) as algo:

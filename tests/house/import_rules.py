@@ -66,7 +66,6 @@ CONFINED = {
     "wandb": {"tracking"},
     "mlflow": {"tracking"},
     "optuna": {"cli"},
-    "openskill": {"algorithms"},
     "msgspec": {"serving", "workers", "inference", "sampling", "checking", "algorithms"},
     "pyarrow": {"offline"},
     "minari": {"offline"},

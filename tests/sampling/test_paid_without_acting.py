@@ -64,7 +64,8 @@ def test_a_player_that_wins_every_game_at_once_has_all_wins() -> None:
         looked = algo.evaluate()["evaluation"]
     for found in (result, looked):
         assert found["agent_reward_mean"] == {"p0": 1.0, "p1": -1.0}
-        assert found["win_share"] == {"one": 1.0, "two": 0.0}
+        assert found["matchups"]["one"] == {"two": {"win": 1.0, "draw": 0.0, "loss": 0.0}}
+        assert found["matchups"]["two"] == {"one": {"win": 0.0, "draw": 0.0, "loss": 1.0}}
 
 
 def test_a_pay_of_zero_is_a_return_too() -> None:
@@ -79,9 +80,10 @@ def test_a_pay_of_zero_is_a_return_too() -> None:
 def test_a_league_counts_a_game_for_its_winner() -> None:
     settings = {**SMALL, "env_config": {"always": True}, "multiagent": TWO, "self_play": {}}
     with PPO(env=FirstStrike, config=settings) as algo:
-        league = [algo.train() for _ in range(3)][-1]["league"]
-    assert set(league["score"]["one"].values()) == {1.0}
-    assert set(league["score"]["two"].values()) == {0.0}
+        result: Any = [algo.train() for _ in range(6)][-1]
+    assert {one["win"] for one in result["matchups"]["one"].values()} == {1.0}
+    assert {one["loss"] for one in result["matchups"]["two"].values()} == {1.0}
+    assert result["league"]["rating"]["one"] > 1200 > result["league"]["rating"]["two"]
 
 
 def test_hooks_and_the_mapping_meet_an_agent_that_never_acts_once() -> None:
@@ -168,4 +170,5 @@ def test_texas_holdem_has_shares_of_wins_and_returns_that_add_up_to_zero() -> No
     means = result["agent_reward_mean"]
     assert set(means) == {"player_0", "player_1"}
     assert sum(means.values()) == pytest.approx(0.0, abs=1e-9)
-    assert sum(result["win_share"].values()) + result["draw_share"]["one"] == pytest.approx(1.0)
+    one, two = result["matchups"]["one"]["two"], result["matchups"]["two"]["one"]
+    assert one["win"] + one["draw"] + two["win"] == pytest.approx(1.0)

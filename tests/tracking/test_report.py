@@ -69,6 +69,7 @@ def run_folder(
     folder = RunFolder(path, config, command=command)
     for one in results:
         folder.result(one)
+    folder.saved(folder.checkpoints)
     folder.close()
     return path
 
@@ -143,18 +144,44 @@ def test_lines_that_say_nothing_are_left_out(tmp_path: Path) -> None:
     assert [chart["title"] for chart in returns["charts"]] == ["Return per episode, by policy"]
 
 
-def test_win_rates_are_the_mean_over_seeds(tmp_path: Path) -> None:
-    rates = (
-        {"p": {"q": 1.0}, "q": {"p": 0.0, "random": 0.5}},
-        {"p": {"q": 0.5}, "q": {"p": 0.5, "random": 0.5}},
+def shares(win: float, draw: float = 0.0) -> dict[str, float]:
+    return {"win": win, "draw": draw, "loss": 1.0 - win - draw}
+
+
+def test_points_per_game_are_the_mean_over_seeds(tmp_path: Path) -> None:
+    matchups = (
+        {"p": {"q": shares(1.0)}, "q": {"p": shares(0.0), "random": shares(0.25, 0.5)}},
+        {"p": {"q": shares(0.5)}, "q": {"p": shares(0.5), "random": shares(0.5)}},
     )
     runs = [
-        run_folder(tmp_path / str(seed), [{**result(1, {"p": 0, "q": 0}), "win_rate": one}], seed=seed)
-        for seed, one in enumerate(rates)
+        run_folder(tmp_path / str(seed), [{**result(1, {"p": 0, "q": 0}), "matchups": one}], seed=seed)
+        for seed, one in enumerate(matchups)
     ]
-    (table,) = report_data([Run(path) for path in runs])["win_rates"]
-    assert (table["policies"], table["against"]) == (["p", "q"], ["p", "q", "random"])
-    assert table["rates"] == [[None, 0.75, None], [0.25, None, 0.5]]
+    (table,) = report_data([Run(path) for path in runs])["matchups"]
+    assert (table["players"], table["against"]) == (["p", "q"], ["p", "q", "random"])
+    assert table["points"] == [[None, 0.75, None], [0.25, None, 0.5]]
+
+
+def test_the_report_of_a_league_has_its_payoff_matrix_and_who_played_last(
+    tmp_path: Path, browser: Browser
+) -> None:
+    names = ["random", *(f"snapshot_{number}" for number in range(40))]
+    matrix = [["main", name, [50.0, 25.0, 25.0]] for name in names]
+    ratings = {"rating": {"main": 1300.0, "random": 1200.0, "latest": 1290.0}}
+    first = result(1, {"main": 0.0, "latest": -1.0})
+    last = result(2, {"main": 1.0, "random": -2.0}) | {"payoff_matrix": matrix, "league": ratings}
+    path = run_folder(tmp_path / "run", [first, last])
+    found = report_data([Run(path)])
+    assert {line["name"] for line in found["last"]} == {"main", "random"}
+    (table,) = found["matchups"]
+    assert (table["players"], table["against"], table["points"]) == (["main"], names, [[0.625] * 41])
+    (chart,) = [one for one in found["sections"][0]["charts"] if one["title"] == "Rating"]
+    assert [line["name"] for line in chart["lines"]] == ["main", "random", "latest"]
+    page = shown(browser, write_report([path], tmp_path / "report.html"))
+    assert 'title="main against snapshot_39: 63 %"' in page
+    # What was not written completely is left out.
+    (path / "payoff.csv").write_text("learner,opponent,win,draw\nmain,random,1.0,what\n")
+    assert report_data([Run(path)])["matchups"] == []
 
 
 def test_five_seeds_of_1000_iterations_open_quickly_and_are_small(tmp_path: Path, browser: Browser) -> None:
@@ -257,21 +284,22 @@ def test_plot_draws_a_curve_of_each_policy(tmp_path: Path, capsys: pytest.Captur
     assert "expected a name that ends with .png or .svg" in refused(["plot", *runs, "-o", "a.pdf"], capsys)
 
 
-def test_plot_draws_the_ratings_of_a_league_but_not_those_of_its_snapshots(tmp_path: Path) -> None:
-    ratings = [{"main": 1200.0 + 9 * at, "random": 1200.0, "snapshot_0": 1200.0} for at in (1, 2)]
+def test_plot_and_show_have_the_ratings_of_a_league(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ratings = [{"main": 1200.0 + 9 * at, "random": 1200.0, "latest": 1200.0} for at in (1, 2)]
     results = [
-        result(at + 1, {"main": 0.0, "snapshot_0": 0.0}) | {"league": {"elo": rating}}
+        result(at + 1, {"main": 0.0, "random": 0.0}) | {"league": {"rating": rating}}
         for at, rating in enumerate(ratings)
     ]
-    picture = tmp_path / "curves.svg"
-    assert main(["plot", str(run_folder(tmp_path / "run", results)), "-o", str(picture)]) == 0
+    picture, run = tmp_path / "curves.svg", str(run_folder(tmp_path / "run", results))
+    assert main(["plot", run, "-o", str(picture)]) == 0
     text = picture.read_text()
-    assert [text.count(f">{name}</text>") for name in ("Elo rating", "main", "random", "snapshot_0")] == [
-        1,
-        1,
-        1,
-        0,
-    ]
+    for name, lines in {"rating": 1, "main": 1, "random": 1, "latest": 0}.items():
+        assert text.count(f">{name}</text>") == lines
+    capsys.readouterr()
+    assert main(["show", run]) == 0
+    assert re.search(r"league/rating/main +1,218\n", capsys.readouterr().out)
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -71,14 +71,14 @@ class SelfPlayConfig(Settings):
     enabled: bool = True
     """Whether there is a league. `self_play=True` means `{"enabled": True}`, and so does a dict of other keys."""
     matchmaking: Literal["latest", "uniform", "prioritized"] | Mapping[str, float] = setting(
-        {"current": 0.5, "prioritized": 0.5}
+        {"current": 0.5, "prioritized": 0.4, "fixed": 0.1}
     )
     """Opponents of the learning side: "latest", the last snapshot; "uniform", any member of the league; "prioritized",
     members in proportion to how often the learner loses to them (prioritized fictitious self-play). Or shares of these
-    by name, among which "current" is the learner itself, whose both sides learn, and each of `opponents` may be
-    named."""
+    by name, among which "current" is the learner itself, whose both sides learn, "fixed" are `opponents`, and each of
+    these may be named."""
     opponents: Mapping[str, Any] = setting({"random": "random"})
-    """Fixed members by name: "random", or a custom `Policy` class such as a search. Their Elo rating stays at 1200."""
+    """Fixed members by name: "random", or a custom `Policy` class such as a search. Their rating is 1200."""
     sides: Mapping[str, Sequence[str]] | None = None
     """Patterns of agent names by side: `{"red": ["red_*"], "blue": ["blue_*"]}`. The agents of a side win together.
     None makes a side of each agent, or of each policy if there are several."""
@@ -92,8 +92,10 @@ class SelfPlayConfig(Settings):
     opponents_at_once: int = setting(1, high=1000)
     """Number of members that "uniform" and "prioritized" sample for each iteration. More of them make smaller batches,
     which take longer."""
-    rating: Literal["elo", "trueskill"] = "elo"
-    """"trueskill" adds ratings with an uncertainty, computed by the library openskill."""
+    win_if: Literal["highest_return"] | Mapping[str, float] | None = None
+    """Who wins an episode. None: the side with the highest return, and returns that do not add up to 0 are refused.
+    "highest_return" allows them, for sides whose returns can be compared. `{"seeker": 5.0}`: the sides with at least
+    this return win, and the others only if none of these does."""
     folder: str | None = None
     """Where the snapshots are while the run lasts; None uses a temporary folder. Checkpoints have all of them."""
 
