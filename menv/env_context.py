@@ -119,20 +119,10 @@ def _own_copy(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         return copy.deepcopy(dict(settings))
     except Exception as error:
         raise ConfigError(
-            f"EnvContext: {name} cannot be copied ({type(error).__name__}: {error}){_culprits(settings)}, "
+            f"EnvContext: {name} cannot be copied ({type(error).__name__}: {error}), "
             "expected values that copy.deepcopy takes; open files, locks and connections in the constructor "
             "of the environment"
         ) from error
-
-
-def _culprits(settings: Mapping[str, Any]) -> str:
-    names = []
-    for key, value in settings.items():
-        try:
-            copy.deepcopy(value)
-        except Exception:  # whatever a user's __deepcopy__ raises
-            names.append(repr(key))
-    return f" because of {', '.join(names)}" if names else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,12 @@ observation, batch or set of weights. Code that calls an environment catches `ra
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import traceback
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import PurePath
-from types import FrameType
 from typing import Any, NamedTuple, Self
 
 
@@ -94,49 +92,6 @@ class EnvFaultWarning(UserWarning):
     """A sub-environment raised, which cost its episode, or excluded an episode from training too late."""
 
 
-_inherited: list[FrameType] = []
-"""The frames that this process inherited, if it was forked."""
-
-
-def end_if_forked(error: BaseException) -> None:
-    """End this process if an environment forked it within the call that raised `error`.
-
-    A child of `os.fork()` would otherwise continue as a second sampler with the frames that it inherited, while its
-    parent waits for its end. It ends as Python ends a process whose main program raised.
-    """
-    here = error.__traceback__
-    while here is not None and not any(here.tb_frame is frame for frame in _inherited):
-        here = here.tb_next
-    if here is not None:
-        _end(error)
-
-
-def _end(error: BaseException) -> None:
-    code = error.code if isinstance(error, SystemExit) else 1
-    with suppress(Exception):
-        if not isinstance(error, SystemExit):
-            # Not sys.excepthook: Ray's asks threads, which only the parent has.
-            sys.__excepthook__(type(error), error, error.__traceback__)
-        elif not isinstance(code, int | None):
-            sys.stderr.write(f"{code}\n")
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
-
-
-def _remember() -> None:
-    _inherited.clear()
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        _inherited.append(frame)
-        frame = frame.f_back
-
-
-if hasattr(os, "register_at_fork"):  # where there is no fork, there is nothing to remember
-    os.register_at_fork(after_in_child=_remember)
-
-
 _LONGEST = 200
 _LONGEST_TRACEBACK = 20_000
 CALLER, WORKER = "caller", "worker"
@@ -146,12 +101,9 @@ CALLER, WORKER = "caller", "worker"
 def raised_by_envs() -> tuple[type[BaseException], ...]:
     """Return the exceptions to catch around a call of an environment; call it in the `except` clause itself.
 
-    `sys.exit()` in an environment is a fault like any other; in a signal handler it ends the run. A child that the
-    environment forked ends here.
+    `sys.exit()` in an environment is a fault like any other; in a signal handler it ends the run.
     """
     error = sys.exc_info()[1]
-    if error is not None:
-        end_if_forked(error)
     return (Exception,) if isinstance(error, SystemExit) and _of_a_signal(error) else (Exception, SystemExit)
 
 
@@ -165,7 +117,6 @@ def no_exit(where: str) -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        end_if_forked(error)
         if _of_a_signal(error):
             raise
         raise EnvCrashError(

@@ -3,14 +3,13 @@
 A string is looked up in this order, and the first match decides:
 
 1. a name given to `register_env`;
-2. a name given to `ray.tune.register_env`, if the program has imported that;
-3. the name of a built-in environment (`BUILT_IN`);
-4. `"pettingzoo:classic/tictactoe_v3"` or `"openspiel:leduc_poker"`, from the package that brings it;
-5. `"package.module:Name"`, after the module is imported: an attribute of the module (`"shop.games:Corridor"`,
+2. the name of a built-in environment (`BUILT_IN`);
+3. `"pettingzoo:classic/tictactoe_v3"` or `"openspiel:leduc_poker"`, from the package that brings it;
+4. `"package.module:Name"`, after the module is imported: an attribute of the module (`"shop.games:Corridor"`,
    `"shop.games:Outer.Inner"`), else the gymnasium id that the import registered (`"shop:Corridor-v0"`);
    `"shop/games.py:Corridor"` imports that file;
-6. a gymnasium id, with or without its version (`"CartPole-v1"`, `"Pendulum"`);
-7. `"package.module.Name"`, the same as `"package.module:Name"`.
+5. a gymnasium id, with or without its version (`"CartPole-v1"`, `"Pendulum"`);
+6. `"package.module.Name"`, the same as `"package.module:Name"`.
 
 A class or function with a parameter for the `EnvContext` is called with that; without one, `env_config` gives its
 keywords.
@@ -132,9 +131,6 @@ class RegisteredEnv:
             return cls({}, {})
         if env in _registered:
             return cls({env: _registered[env]}, {})
-        tuned = _from_tune(env)
-        if tuned is not None:
-            return cls({env: tuned}, {})
         if (named := _FILE.fullmatch(env)) is not None:
             # The other process may have another working directory, and another path for modules.
             return cls({env: functools.partial(_make_from_file, Path(named[1]).resolve(), named[2])}, {})
@@ -142,7 +138,7 @@ class RegisteredEnv:
 
     @classmethod
     def everything(cls) -> Self:
-        """Return all registrations except those of Ray Tune."""
+        """Return all registrations."""
         return cls(dict(_registered), dict(gym.registry))
 
     def register(self) -> None:
@@ -170,8 +166,7 @@ def is_known(name: str) -> bool:
     library, colon, _ = name.partition(":")
     if colon and library in _FOREIGN and name not in _registered:
         return bool(_foreign().is_installed(name))
-    known = name in _registered or name in BUILT_IN or _from_tune(name) is not None
-    return known or (":" not in name and _is_gym_id(name))
+    return name in _registered or name in BUILT_IN or (":" not in name and _is_gym_id(name))
 
 
 def names_module(text: str) -> bool:
@@ -327,8 +322,6 @@ def named_creator(name: str) -> EnvCreator:
     """Return what a name means: a class or a function, as it was registered or defined."""
     if name in _registered:
         return _registered[name]
-    if (creator := _from_tune(name)) is not None:
-        return creator
     name = BUILT_IN.get(name, name)
     scheme, colon, inner = name.partition(":")
     if colon and scheme in _FOREIGN:
@@ -345,16 +338,6 @@ def named_creator(name: str) -> EnvCreator:
     if all(part.isidentifier() for part in name.split(".")) and module_name:
         return _from_module(name, module_name, inner)
     raise unknown_name(name)
-
-
-def _from_tune(name: str) -> EnvCreator | None:
-    """Return the creator that Ray Tune registered, if the program has imported Ray Tune."""
-    tune: Any = sys.modules.get("ray.tune.registry")
-    known = getattr(tune, "_global_registry", None)
-    if known is None or not name.isascii() or not known.contains(tune.ENV_CREATOR, name):
-        return None
-    creator: EnvCreator = known.get(tune.ENV_CREATOR, name)
-    return creator
 
 
 def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:
@@ -439,7 +422,7 @@ def _foreign() -> Any:
 
 def _is_gym_id(name: str) -> bool:
     """Return whether gymnasium knows `name`, with or without its version."""
-    return name in gym.registry or any(known.rpartition("-v")[0] == name != "" for known in gym.registry)
+    return bool(name) and any(_is_of(known, name) for known in gym.registry)
 
 
 def _is_of(known: str, name: str) -> bool:

@@ -2,7 +2,6 @@
 
 import functools
 import re
-import subprocess
 import sys
 import textwrap
 import traceback
@@ -18,7 +17,6 @@ from menv.env_context import EnvContext
 from menv.errors import ConfigError, ContractError, EnvCrashError, MissingExtraError, UnknownNameError
 from menv.registry import describe_env, make_env, register_env, resolve_env
 from menv.wrappers import OpenSpielEnv, ParallelPettingZooEnv, PettingZooEnv
-from tests.house.sources import ROOT
 
 SHOP = """
     import gymnasium as gym
@@ -367,40 +365,6 @@ def test_environments_are_described_by_their_name() -> None:
     assert describe_env("game") == "'game'"
     assert describe_env(Game) == "Game"
     assert describe_env(functools.partial(make_game, size=3)) == "partial of make_game"
-
-
-WITH_TUNE = """
-    import pathlib, sys, types
-    import ray
-    # The real registry, without the rest of ray.tune, which needs pandas, pyarrow and pydantic.
-    package = types.ModuleType("ray.tune")
-    package.__path__ = [str(pathlib.Path(ray.__file__).parent / "tune")]
-    sys.modules["ray.tune"] = package
-    from menv.registry import is_known, make_env, register_env
-    print(is_known("tuned"), "ray.tune.registry" in sys.modules)
-
-    from ray.tune import registry
-    size = 3
-    registry.register_env("tuned", lambda config: {"size": size, **config})
-    registry.register_env("both", lambda config: "of Tune")
-    registry.register_env("tictactoe", lambda config: "of Tune")
-    register_env("both", lambda context: "of menv")
-    print(is_known("tuned"), make_env("tuned", {"a": 1}), make_env("both"), make_env("tictactoe"))
-    try:
-        make_env("tunned")
-    except Exception as error:
-        print(type(error).__name__)
-"""
-
-
-def test_names_that_ray_tune_knows_are_found_once_the_program_has_imported_it() -> None:
-    code = textwrap.dedent(WITH_TUNE)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.stdout.splitlines() == [
-        "False False",
-        "True {'size': 3, 'a': 1} of menv of Tune",
-        "UnknownNameError",
-    ], done.stderr
 
 
 def test_an_environment_on_the_base_class_of_rllib_is_no_single_agent() -> None:

@@ -19,7 +19,6 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from menv.errors import end_if_forked
 from menv.workers.engine import CapturedError
 from menv.workers.pipe_channel import (
     Parts,
@@ -69,7 +68,6 @@ class WorkerProcess:
             value = self._call(method, args)
             return pack((True, value), f"the answer of {method!r}", "[1]")
         except Exception as error:
-            end_if_forked(error)
             raised = CapturedError.of(error)
             if self._object is None:
                 self._creation_error = self._creation_error or raised

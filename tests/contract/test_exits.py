@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from enum import Enum
 from functools import partial
@@ -164,45 +163,3 @@ def test_exits_in_close_and_in_methods_that_are_called_are_told() -> None:
         base_env.call(0, "leave")
     with pytest.raises(EnvCrashError, match=r"Quitter.close: raised SystemExit\(\)"):
         base_env.stop()
-
-
-@pytest.mark.parametrize(
-    "error", [SystemExit(), SystemExit(3), SystemExit("no licence"), KeyError("licence")]
-)
-def test_a_child_that_an_environment_forks_ends_where_it_raises(error: BaseException) -> None:
-    codes = []
-
-    class Forking(SoloGym):
-        def step(self, action: Any) -> Any:
-            with warnings.catch_warnings():
-                # Of processes with threads, as that of the tests may be.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                child = os.fork()
-            if not child:
-                raise error
-            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-            return super().step(action)
-
-    base_env = to_base_env(Forking(SOLO), lambda index: Forking(SOLO), 1)
-    answer_as_dicts(base_env, base_env.poll())
-    assert not base_env.poll().faults
-    expected = getattr(error, "code", 1)
-    assert codes == [expected if isinstance(expected, int) else int(expected is not None)]
-
-
-def test_what_a_process_calls_that_was_forked_before_has_faults_as_any_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Leaving, "left", 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if not child:
-        code = 9
-        try:
-            base_env = to_base_env(Leaving(SOLO), lambda index: Leaving(SOLO), 1)
-            answer_as_dicts(base_env, base_env.poll())
-            code = len(base_env.poll().faults)
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1

@@ -242,18 +242,3 @@ class Hasty:
 def _hasten() -> Hasty:
     watchdog.CREATION_S = 1.5
     return Hasty()
-
-
-class Forking(Counting):
-    """Forks in one step, and waits for a child that exits or raises."""
-
-    def act(self) -> None:
-        if self.at != 3:
-            return
-        child = os.fork()
-        if not child:
-            if self.config["code"] == 1:
-                raise ZeroDivisionError("no wheels")
-            sys.exit(self.config["code"])
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code == self.config["code"], code
