@@ -9,23 +9,20 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
 from menv.errors import ConfigError
-from menv.migration_hints import old_arguments
-
-_IN_CONFIG = "write callbacks=MyCallbacks, or a dict of functions, as a keyword of the config"
 
 
 class DefaultCallbacks:
     """Does nothing at every hook.
 
-    For each episode, in this order: `on_episode_created` and `on_episode_start` when its first observations are there,
-    `on_episode_step` after each env step (including the last one, excluding the reset), `on_postprocess_trajectory` for
-    each agent, `on_episode_end`. At the last `on_episode_step` and at `on_episode_end` the sub-environment is as it
-    ended; the reset comes afterwards. In another process, call a method of it: `base_env.call(env_index, "score")`.
+    For each episode, in this order: `on_episode_start` when its first observations are there, `on_episode_step` after
+    each env step (including the last one, excluding the reset), `on_postprocess_trajectory` for each agent,
+    `on_episode_end`. At the last `on_episode_step` and at `on_episode_end` the sub-environment is as it ended; the
+    reset comes afterwards. In another process, call a method of it: `base_env.call(env_index, "score")`.
     A `gymnasium.vector` environment with `AutoresetMode.SAME_STEP`, a `BaseEnv` of your own and an external
     environment reset themselves and may be in the next episode: read their last step from
     `episode.last_info_for(agent_id)`.
@@ -45,22 +42,8 @@ class DefaultCallbacks:
     results.
     """
 
-    @old_arguments(_IN_CONFIG)
-    def __init__(self, legacy_callbacks_dict: Mapping[str, Callable[..., Any]] | None = None) -> None:
-        """Accept the argument of RLlib subclasses; functions by hook belong directly into the config.
-
-        Raises:
-            ConfigError: It is not None, as after `PPOConfig().callbacks(MyCallbacks)`, or another argument is given.
-        """
-        if legacy_callbacks_dict:
-            given = getattr(legacy_callbacks_dict, "__name__", "legacy_callbacks_dict")
-            raise ConfigError(f"DefaultCallbacks: {given} is given, expected None; {_IN_CONFIG}")
-
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Called once, when `algorithm` is complete."""
-
-    def on_create_policy(self, *, policy_id: str, policy: Any, **kwargs: Any) -> None:
-        """Called for each policy, including policies that are added later."""
 
     def on_sub_environment_created(
         self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int, **kwargs: Any
@@ -69,11 +52,6 @@ class DefaultCallbacks:
 
         Its number is `env_context.vector_index`.
         """
-
-    def on_episode_created(
-        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int, **kwargs: Any
-    ) -> None:
-        """Called when an episode begins, before `on_episode_start`."""
 
     def on_episode_start(
         self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int, **kwargs: Any
@@ -116,30 +94,17 @@ class DefaultCallbacks:
     def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
         """Called with each result of `train()`, which may be changed."""
 
-    def on_evaluate_start(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """Called before an evaluation."""
-
     def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any], **kwargs: Any) -> None:
         """Called with the result of an evaluation, which may be changed."""
 
-    def on_workers_recreated(
-        self, *, algorithm: Any, worker_ids: list[int], is_evaluation: bool, **kwargs: Any
-    ) -> None:
-        """Called at the end of a `train()` or evaluation in which lost workers were replaced.
-
-        Args:
-            algorithm: The running algorithm.
-            worker_ids: Numbers of the replaced workers, from 1, once for each replacement.
-            is_evaluation: Whether they belong to `evaluation_num_workers`.
-            kwargs: Reserved for future arguments.
-        """
-
-    def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """Called by `from_checkpoint` and `restore`, once `algorithm` is restored."""
-
 
 HOOKS = tuple(name for name in vars(DefaultCallbacks) if name.startswith("on_"))
-_OLD_NAMES = {"on_trainer_init": "on_algorithm_init"}
+_OLD_NAMES = {
+    "on_trainer_init": "on_algorithm_init", "on_create_policy": "on_algorithm_init",
+    "on_episode_created": "on_episode_start", "on_evaluate_start": "on_evaluate_end",
+    "on_workers_recreated": "on_train_result", "on_checkpoint_loaded": "on_train_result",
+}  # fmt: skip
+"""RLlib's hooks that menv does not call, and the nearest that it does."""
 
 
 def make_multi_callbacks(
@@ -165,8 +130,6 @@ def overrides(value: Any, hook: str) -> bool:
     """Return whether callbacks in any form that `read_callbacks` accepts do anything at a hook."""
     if value is None:
         return False
-    if isinstance(value, Mapping):
-        return hook in value
     if isinstance(value, list | tuple):
         return any(overrides(one, hook) for one in value)
     if isinstance(value, type):
@@ -178,15 +141,13 @@ def read_callbacks(value: Any) -> DefaultCallbacks:
     """Return the callbacks that a config's `callbacks` means.
 
     Args:
-        value: A class, an instance, a list of these, None, or RLlib's dict of functions by hook, each of one dict.
+        value: A class, an instance, a list of these, or None.
 
     Raises:
-        ConfigError: It is anything else, names an unknown hook, or has a hook with wrong parameters.
+        ConfigError: It is anything else, or has a hook with wrong parameters.
     """
     if value is None:
         return DefaultCallbacks()
-    if isinstance(value, Mapping):
-        return _of_functions(value)
     if isinstance(value, list | tuple):
         return make_multi_callbacks(value)()
     if isinstance(value, type) and issubclass(value, DefaultCallbacks):
@@ -243,26 +204,3 @@ def _each(hook: str) -> Callable[..., None]:
             getattr(one, hook)(**kwargs)
 
     return call
-
-
-def _of_functions(functions: Mapping[str, Callable[[dict[str, Any]], Any]]) -> DefaultCallbacks:
-    unknown = sorted(set(functions) - set(HOOKS))
-    if unknown:
-        raise ConfigError(
-            f"callbacks: no hook {unknown[0]!r}, expected one of {', '.join(HOOKS)}; correct the key"
-        )
-    for hook, function in functions.items():
-        if not callable(function):
-            raise ConfigError(
-                f"callbacks: {hook!r} is {type(function).__name__}, expected a function of one dict; pass one"
-            )
-    warnings.warn(
-        "callbacks: a dict of functions is the old form; derive a class from menv.DefaultCallbacks",
-        stacklevel=2,
-    )
-    hooks = {
-        hook: lambda self, _function=function, **kwargs: _function(kwargs)
-        for hook, function in functions.items()
-    }
-    callbacks: DefaultCallbacks = type("FunctionCallbacks", (DefaultCallbacks,), hooks)()
-    return callbacks

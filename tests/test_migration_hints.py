@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import menv
-from menv import ConfigError, DefaultCallbacks
+from menv import ConfigError
 from menv.algorithms import PPO, Algorithm, DQNConfig, ModelConfig, PPOConfig, PPOPolicy, QMIXConfig
 from menv.algorithms.dqn.config import ReplayBufferConfig
 from menv.migration_hints import HINTS, ONLY_VALUES
@@ -127,8 +127,6 @@ def test_an_unknown_argument_of_an_algorithm_says_where_settings_go() -> None:
         ConfigError, match=r"^PPO: lr is given, expected it to be left out; settings go into config"
     ):
         PPO(env="CartPole-v1", lr=0.1)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="legacy_callbacks_dict is given"):
-        DefaultCallbacks({"on_episode_end": print})
 
 
 def test_getting_a_key_of_the_new_api_from_a_result_warns_and_gives_the_default() -> None:

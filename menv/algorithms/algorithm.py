@@ -297,7 +297,7 @@ class Algorithm:
     def _train_once(self) -> dict[str, Any]:
         self._begin_iteration()
         began = time.perf_counter()
-        self._evaluation_runner.begin(self, self.iteration + 1)
+        self._evaluation_runner.begin(self.iteration + 1)
         rollouts = self._rollouts
         env_steps, agent_steps = rollouts.env_steps, rollouts.agent_steps
         learners = self._policy_set.learners
@@ -348,7 +348,7 @@ class Algorithm:
                 "num_agent_steps_trained_this_iter": learners.agent_steps_trained - agent_trained,
                 "digest": rollouts.digest.hex(),
                 "inference": self.inference,
-                **self._of_workers(),
+                **self._rollouts.report(),
                 "time_this_iter_s": learned - began,
                 "time_total_s": learned - self._progress.started_at,
                 **self._external_clients.report(),
@@ -447,12 +447,6 @@ class Algorithm:
             return self._metrics.summary()
         with self._rollouts.lock:
             return self._league.summary(self.iteration, self._metrics, self._rollouts.seats_playing)
-
-    def _of_workers(self) -> dict[str, Any]:
-        numbers = self._rollouts.take_recreated()
-        if numbers:
-            self._callbacks.on_workers_recreated(algorithm=self, worker_ids=numbers, is_evaluation=False)
-        return self._rollouts.report()
 
     def worker_pids(self) -> list[int | None]:
         """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
@@ -746,7 +740,6 @@ class Algorithm:
             algo = kind(settings)
         try:
             algo._checkpoints.load(saved)
-            algo._callbacks.on_checkpoint_loaded(algorithm=algo)
         except BaseException:
             algo.stop()
             raise
@@ -770,8 +763,7 @@ class Algorithm:
             ConfigError: The checkpoint was changed, or is of other policies or networks; nothing has changed,
                 unless the message says that this algorithm cannot continue.
         """
-        with self._checkpoints.restored(path, type(self)):
-            self._callbacks.on_checkpoint_loaded(algorithm=self)
+        self._checkpoints.restore(path, type(self))
 
     def stop(self) -> None:
         """Close the environments, all of them where one raises; may be called more than once."""

@@ -176,9 +176,8 @@ class Checkpoints:
             same = self.config.seed == saved.manifest["config"]["seed"]
             self._restore(saved, keep_seed=not same)
 
-    @contextmanager
-    def restored(self, path: str | Path, kind: type) -> Iterator[None]:
-        """Restore a checkpoint as `Algorithm.restore` does; the guard holds until the context ends."""
+    def restore(self, path: str | Path, kind: type) -> None:
+        """Restore a checkpoint as `Algorithm.restore` does."""
         self.guard.refuse_stopped("restore", "restore before, or build a new one")
         saved = SavedRun.read(path, kind)
         with _taken_over(saved.folder):
@@ -189,14 +188,13 @@ class Checkpoints:
             raise ConfigError(f"{saved.folder}: policies {found}, expected {own}; {_AGAIN}")
         with _taken_over(saved.folder):
             saved.check_connectors("restore", self.config, given)
-        with self.guard.call("restore", whole=True):
-            with (
-                _taken_over(saved.folder),
-                self.rollouts.lock,
-                self.guard.in_progress("a checkpoint is being restored"),
-            ):
-                self._restore(saved, changing=self.guard.must_finish("restore"))
-            yield
+        with (
+            self.guard.call("restore", whole=True),
+            _taken_over(saved.folder),
+            self.rollouts.lock,
+            self.guard.in_progress("a checkpoint is being restored"),
+        ):
+            self._restore(saved, changing=self.guard.must_finish("restore"))
 
     def files(self) -> Files:
         """Return the state by file."""

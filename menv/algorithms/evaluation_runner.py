@@ -130,18 +130,9 @@ class EvaluationRunner:
         Once `on_evaluate_end` is called nothing is half done, so that the run may be saved there.
         """
         with operation_guard.in_progress("an evaluation is going on"):
-            self._play(algorithm)
+            self.latest = Result({"evaluation": self._ready().run()})
         self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
         return self.latest
-
-    def _play(self, algorithm: Algorithm) -> None:
-        evaluation = self._ready()
-        if not evaluation.begun:
-            self._callbacks.on_evaluate_start(algorithm=algorithm)
-        self.latest = Result({"evaluation": evaluation.run()})
-        numbers = evaluation.recreated()
-        if numbers:
-            self._callbacks.on_workers_recreated(algorithm=algorithm, worker_ids=numbers, is_evaluation=True)
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Call a method of the sub-environments of evaluations, which are created now if there are none."""
@@ -151,10 +142,9 @@ class EvaluationRunner:
         """Return the faults of environments since the last call; see `Metrics.faults`."""
         return [] if self._evaluation is None else self._evaluation.metrics.take_faults()
 
-    def begin(self, algorithm: Algorithm, iteration: int) -> None:
+    def begin(self, iteration: int) -> None:
         """Start the workers on the evaluation that ends this iteration, if it runs parallel to training."""
         if self._config.evaluation_parallel_to_training and self.due(iteration):
-            self._callbacks.on_evaluate_start(algorithm=algorithm)
             self._ready().begin()
 
     def break_off(self) -> None:
@@ -363,10 +353,6 @@ class EvaluationGroup:
         """End a running evaluation with its processes."""
         if self._workers is not None and self._workers.kill_busy():
             self._begun, self._interrupted = False, True
-
-    def recreated(self) -> list[int]:
-        """Return the numbers, from 1, of the workers that were replaced since the last call."""
-        return [] if self._workers is None else self._workers.take_recreated()
 
     def state(self) -> dict[str, Any] | None:
         """Return what the next evaluation depends on; None before the first one and after a failed one."""

@@ -84,8 +84,6 @@ class PolicySet(PolicyView):
         self.learners = Learners(nets, recipes, configs, policy_map, seed, self.policies, callbacks)
         self.postprocessor = BatchPostprocessor(self.groups, self.policies, recipes, configs, self._joint_obs)
         freeze(self)
-        for name, policy in self.policies.items():
-            callbacks.on_create_policy(policy_id=name, policy=policy)
 
     @property
     def network_policies(self) -> dict[str, NetworkPolicy]:
@@ -166,7 +164,6 @@ class PolicySet(PolicyView):
         self.groups.extend(added)
         self.policies[policy_id] = policy
         self._take(changed)
-        self._callbacks.on_create_policy(policy_id=policy_id, policy=self.policies[policy_id])
         return added
 
     def undo_add(self, policy_id: str, added: Iterable[PolicyGroup], before: PolicyMap) -> None:

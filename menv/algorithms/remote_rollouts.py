@@ -450,9 +450,6 @@ class RemoteRollouts:
     def pids(self) -> list[int | None]:
         return self.workers.pids
 
-    def take_recreated(self) -> list[int]:
-        return self.workers.take_recreated()
-
     def report(self) -> dict[str, Any]:
         told: dict[str, Any] = {"num_worker_restarts": self.workers.lost}
         if self._config.overlap:

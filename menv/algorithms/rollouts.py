@@ -221,10 +221,6 @@ class LocalRollouts:
         """Process ids of the workers; None for one that has not answered yet."""
         return []
 
-    def take_recreated(self) -> list[int]:
-        """Return the numbers, from 1, of the workers that were replaced since the last call."""
-        return []
-
     def report(self) -> dict[str, Any]:
         """Return the entries of a result about workers."""
         return {}

@@ -159,8 +159,7 @@ class WorkerGroup:
     hold no worker, `first` the settings before callbacks received the algorithm, `declared` the spaces of the driver's
     environment. `on_lost` gets the index of a lost worker, and its crash record, before it is replaced. With
     `leaves_out` the group continues without workers that Ray has no room for: they are `absent` until it has.
-    `recreated` lists replaced workers, from 1; `lost` counts them, and `replaced`, by worker, determines what each
-    samples.
+    `lost` counts replaced workers, and `replaced`, by worker, determines what each samples.
     """
 
     def __init__(
@@ -180,7 +179,6 @@ class WorkerGroup:
         leaves_out: bool = False,
     ) -> None:
         self.seed = seed
-        self.recreated: list[int] = []
         self.absent: set[int] = set()
         self.lost = 0
         self.replaced = [0] * config.num_workers
@@ -217,11 +215,6 @@ class WorkerGroup:
     def pids(self) -> list[int | None]:
         """Process ids of the workers."""
         return [actor.pid for actor in self._actors]
-
-    def take_recreated(self) -> list[int]:
-        """Return the numbers, from 1, of the workers that were replaced since the last call."""
-        numbers, self.recreated = self.recreated, []
-        return numbers
 
     def warn(self, lines: Sequence[str]) -> None:
         """Show warnings of workers, each once."""
@@ -411,7 +404,6 @@ class WorkerGroup:
         self._check_running()
         error = _with_capsule(index, self._explained(index, error))
         self._on_lost(index, error._capsule)
-        self.recreated.append(index + 1)
         self._count_loss(index, error)
         self._start_again(index)
         self._check_running()

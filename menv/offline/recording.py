@@ -188,7 +188,7 @@ class RecordCallbacks(DefaultCallbacks):
             self._base_env, env = worker.base_env, sub_environment
             self._finished = EpisodeWatcher(worker.base_env, _spaces_of(env), *_known_as(env)).finished
 
-    def on_episode_created(self, *, base_env: Any, **kwargs: Any) -> None:
+    def on_episode_start(self, *, base_env: Any, **kwargs: Any) -> None:
         """Refuse environments that show no sub-environments."""
         if self._base_env is None and base_env.replayable is None and not base_env.get_sub_environments():
             raise ConfigError(

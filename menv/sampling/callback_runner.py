@@ -26,7 +26,7 @@ from menv.spaces import own_copy
 
 _MOST_CAUSES, _MOST_OF_A_CAUSE = 64, 5
 """Causes of faults that are reported, and how many of each; other faults are only counted."""
-_EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+_EPISODE_HOOKS = ("on_episode_start", "on_episode_step", "on_episode_end")
 
 
 class CallbackRunner:
@@ -91,7 +91,7 @@ class CallbackRunner:
             # It began in the same poll.
             self._begun.remove(begun)
             if not faulty:
-                self._call_begun(*begun)
+                self._call("on_episode_start", *begun)
         if self._steps and not faulty:
             self._call("on_episode_step", episode, env_index)
         if self.active and not faulty and not self._postprocess:
@@ -147,7 +147,7 @@ class CallbackRunner:
         new = {env_index for _, env_index in begun}
         self._look_at(ready, running, returns)
         for episode, env_index in begun:
-            self._call_begun(episode, env_index)
+            self._call("on_episode_start", episode, env_index)
         before = np.zeros(len(ready.env_steps), np.int64)
         before[: len(self._env_steps)] = self._env_steps
         moved = ready.env_steps - before
@@ -160,10 +160,6 @@ class CallbackRunner:
                 episode.length = int(ready.env_steps[env_index]) - episode.begun_at
                 if self._steps:
                     self._call("on_episode_step", episode, env_index)
-
-    def _call_begun(self, episode: Episode, env_index: int) -> None:
-        self._call("on_episode_created", episode, env_index)
-        self._call("on_episode_start", episode, env_index)
 
     def _look_at(self, ready: Ready, running: Any, returns: Column) -> None:
         """Store each agent's last observation, info and return so far in its episode."""

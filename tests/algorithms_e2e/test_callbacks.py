@@ -23,7 +23,7 @@ SMALL = {
     "num_sgd_iter": 1,
     "seed": 3,
 }
-EPISODES = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+EPISODES = ("on_episode_start", "on_episode_step", "on_episode_end")
 
 
 def spying(*hooks: str) -> tuple[type[DefaultCallbacks], list[tuple[str, dict[str, Any]]]]:
@@ -43,10 +43,10 @@ def test_the_hooks_of_an_episode_are_called_in_order() -> None:
     with PPO(env=Duo, config={**SMALL, "callbacks": spy}) as algo:
         algo.sample()
     names = [name for name, _ in calls]
-    begin, steps = list(EPISODES[:2]), ["on_episode_step"] * LENGTH
-    assert names == [*begin, *steps, "on_episode_end", *begin, *["on_episode_step"] * (10 - LENGTH)]
-    first, second = (calls[place][1]["episode"] for place in (0, LENGTH + 3))
-    assert all(call["episode"] is first for _, call in calls[: LENGTH + 3])
+    begin, steps = "on_episode_start", ["on_episode_step"] * LENGTH
+    assert names == [begin, *steps, "on_episode_end", begin, *["on_episode_step"] * (10 - LENGTH)]
+    first, second = (calls[place][1]["episode"] for place in (0, LENGTH + 2))
+    assert all(call["episode"] is first for _, call in calls[: LENGTH + 2])
     assert first is not second
     for _, call in calls:
         assert set(call) == {"worker", "base_env", "policies", "episode", "env_index"}
@@ -175,9 +175,7 @@ def test_the_hooks_around_the_run_are_called_with_what_they_are_about() -> None:
         assert [call["env_context"].vector_index for call in created] == [0, 1, 2, 3]
         assert [call["env_index"] for call in created] == [0, 1, 2, 3]
         assert all(isinstance(call["sub_environment"], Duo) for call in created)
-        assert [name for name, _ in calls] == [
-            "on_create_policy", *["on_sub_environment_created"] * 4, "on_algorithm_init"
-        ]  # fmt: skip
+        assert [name for name, _ in calls] == [*["on_sub_environment_created"] * 4, "on_algorithm_init"]
         calls.clear()
         result = algo.train()
         assert [name for name, _ in calls] == ["on_sample_end", "on_learn_on_batch", "on_train_result"]
@@ -187,11 +185,8 @@ def test_the_hooks_around_the_run_are_called_with_what_they_are_about() -> None:
         calls.clear()
         algo.evaluate()
         assert [name for name, _ in calls] == [
-            "on_evaluate_start", *["on_sub_environment_created"] * 4, "on_sample_end", "on_evaluate_end"
+            *["on_sub_environment_created"] * 4, "on_sample_end", "on_evaluate_end"
         ]  # fmt: skip
-        calls.clear()
-        algo.add_policy("new", policy_mapping_fn=to(a="new", b="new"))
-        assert [(name, call["policy_id"]) for name, call in calls] == [("on_create_policy", "new")]
 
 
 def test_statistics_and_results_may_be_added_to() -> None:
@@ -229,19 +224,6 @@ def test_several_callbacks_are_called_in_order() -> None:
     ) as algo:
         algo.sample()
     assert said == ["a", "b"]
-
-
-def test_a_dict_of_functions_works_and_warns() -> None:
-    ends: list[Any] = []
-    with (
-        pytest.warns(UserWarning, match="callbacks: a dict of functions is the old form"),
-        PPO(
-            env=Duo,
-            config={**SMALL, "callbacks": {"on_episode_end": lambda info: ends.append(info["episode"])}},
-        ) as algo,
-    ):
-        algo.sample()
-    assert [episode.length for episode in ends] == [LENGTH]
 
 
 def test_several_callbacks_are_called_in_order_as_classes_or_instances() -> None:
@@ -309,7 +291,12 @@ def test_hooks_of_other_parameters_are_refused_before_anything_runs(callbacks: A
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("on_trainer_init", "on_algorithm_init"), ("on_episodes_end", "on_episode_end")]
+    ("name", "near"),
+    [
+        ("on_trainer_init", "on_algorithm_init"),
+        ("on_episodes_end", "on_episode_end"),
+        ("on_episode_created", "on_episode_start"),
+    ],
 )
 def test_a_method_that_looks_like_a_hook_and_is_none_warns(name: str, near: str) -> None:
     old = type("Old", (DefaultCallbacks,), {name: print, "on_my_own": print})
@@ -361,7 +348,7 @@ def test_a_fragment_goes_on_until_its_last_hook_has_been_called(hook: str) -> No
                 algo.sample()
 
 
-@pytest.mark.parametrize("hook", ["on_evaluate_start", "on_episode_end", "on_evaluate_end"])
+@pytest.mark.parametrize("hook", ["on_episode_end", "on_evaluate_end"])
 def test_a_hook_cannot_begin_an_evaluation_within_one(hook: str) -> None:
     def again(self: Any, **kwargs: Any) -> None:
         algo.evaluate()

@@ -52,10 +52,8 @@ def calling(hook: str, call: Callable[[Algorithm], Any]) -> tuple[dict[str, Any]
     [
         ("on_learn_on_batch", {TRAINED}),
         ("on_sample_end", {SAMPLED, PLAYED}),
-        ("on_episode_created", {SAMPLED, PLAYED}),
         ("on_episode_end", {SAMPLED, PLAYED}),
         ("policy_mapping_fn", {SAMPLED, PLAYED}),
-        ("on_evaluate_start", {PLAYED}),
     ],
 )
 @pytest.mark.parametrize("name", ["save", "restore", "train"])
@@ -108,9 +106,7 @@ CALLS: dict[str, Callable[[Algorithm, Path], Any]] = {
 
 
 @pytest.mark.slow_unless("save-*", "*-on_learn_on_batch")
-@pytest.mark.parametrize(
-    "hook", ["on_learn_on_batch", "on_sample_end", "on_train_result", "on_evaluate_start"]
-)
+@pytest.mark.parametrize("hook", ["on_learn_on_batch", "on_sample_end", "on_train_result"])
 @pytest.mark.parametrize("name", CALLS)
 def test_another_thread_is_refused_while_one_is_at_work_which_goes_on(
     name: str, hook: str, tmp_path: Path

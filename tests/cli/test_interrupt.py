@@ -37,8 +37,9 @@ class Says(DefaultCallbacks):
     def on_learn_on_batch(self, **kwargs):
         print("learning", flush=True)
 
-    def on_evaluate_start(self, **kwargs):
-        print("evaluating", flush=True)
+    def on_sub_environment_created(self, *, env_context, **kwargs):
+        if env_context.in_evaluation:
+            print("evaluating", flush=True)
 
     def on_sample_end(self, **kwargs):
         print("sampled", file=sys.stderr, flush=True)

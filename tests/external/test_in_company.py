@@ -177,9 +177,6 @@ class Told_(DefaultCallbacks):  # noqa: N801 - read as "told"
     def _hear(self, what: str, episode: Any) -> None:
         self.heard.append((what, episode.episode_id))
 
-    def on_episode_created(self, *, episode: Any, **kwargs: Any) -> None:
-        self._hear("created", episode)
-
     def on_episode_start(self, *, episode: Any, **kwargs: Any) -> None:
         self._hear("start", episode)
 
@@ -206,7 +203,7 @@ def test_callbacks_hear_of_each_episode_in_order() -> None:
     by_episode: dict[Any, list[str]] = {}
     for what, episode_id in callbacks.heard:
         by_episode.setdefault(episode_id, []).append(what)
-    assert list(by_episode.values()) == [["created", "start", "step", "step", "step", "end"]] * 3
+    assert list(by_episode.values()) == [["start", "step", "step", "step", "end"]] * 3
     assert summary["custom_metrics"]["last_max"] == 32.0
 
 

@@ -235,8 +235,8 @@ def test_callbacks_hear_that_an_episode_begins_before_it_ends() -> None:
     class Order(DefaultCallbacks):
         heard: list[tuple[str, Any]] = []  # noqa: RUF012
 
-        def on_episode_created(self, *, episode: Any, **kwargs: Any) -> None:
-            self.heard.append(("created", episode.episode_id))
+        def on_episode_start(self, *, episode: Any, **kwargs: Any) -> None:
+            self.heard.append(("start", episode.episode_id))
 
         def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
             self.heard.append(("end", episode.episode_id))
@@ -254,4 +254,4 @@ def test_callbacks_hear_that_an_episode_begins_before_it_ends() -> None:
     by_id: dict[Any, list[str]] = {}
     for what, episode_id in Order.heard:
         by_id.setdefault(episode_id, []).append(what)
-    assert list(by_id.values()) == [["created", "end"]] * len(noted)
+    assert list(by_id.values()) == [["start", "end"]] * len(noted)

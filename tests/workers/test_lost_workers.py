@@ -160,23 +160,6 @@ def test_its_environments_are_told_that_the_worker_was_recreated(tmp_path: Path)
         assert told.tolist() == [[1, 0, 2, 1], [1, 1, 2, 1], [2, 0, 2, 0], [2, 1, 2, 0]]
 
 
-def test_callbacks_are_told_which_workers_were_replaced() -> None:
-    told: list[Any] = []
-
-    class Hearing(DefaultCallbacks):
-        def on_workers_recreated(self, *, algorithm: Any, worker_ids: list[int], **kwargs: Any) -> None:
-            told.append((algorithm, worker_ids, kwargs))
-
-    with running(2, callbacks=Hearing) as algo:
-        algo.train()
-        assert told == []
-        kill(algo.worker_pids()[1])
-        with pytest.warns(EnvFaultWarning):
-            algo.train()
-        algo.train()
-        assert told == [(algo, [2], {"is_evaluation": False})]
-
-
 def test_a_simulator_that_ends_its_process_is_shown_with_its_last_words(tmp_path: Path) -> None:
     settings = {"env": f"{HERE}:Dying", "env_config": {"flag": str(tmp_path / "flag")}}
     with running(2, **settings) as algo:
