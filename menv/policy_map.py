@@ -297,14 +297,25 @@ def adapt_mapping_fn(fn: Callable[..., Any] | Sequence[Sequence[str]]) -> Mappin
     except (TypeError, ValueError):
         # A builtin such as str, which has no signature: a function of the agent id.
         return lambda agent_id, episode, worker: fn(agent_id)
-    in_place = _in_place(parameters)
-    if not in_place or _without_value(parameters):
+    kinds = {parameter.kind for parameter in parameters}
+    named = [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        named += [""] * (3 - len(named))
+    # A parameter called "worker" is given the worker, wherever it stands.
+    in_place = [name if name in _NAMED else usual for name, usual in zip(named, _GIVEN, strict=False)]
+    own = [parameter.name for parameter in parameters]
+    rest = inspect.Parameter.VAR_KEYWORD in kinds
+    by_name = [name for name in _NAMED if name not in in_place and (rest or name in own)]
+    try:
+        inspect.signature(fn).bind(*in_place, **dict.fromkeys(by_name))
+    except TypeError:
+        in_place = []
+    if not in_place:
         raise ConfigError(
-            f"policy_mapping_fn: its parameters are ({', '.join(p.name for p in parameters)}), expected "
-            "(agent_id, episode, worker, **kwargs) or the first of these; give the others defaults"
+            f"policy_mapping_fn: its parameters are ({', '.join(own)}), expected (agent_id, episode, worker, "
+            "**kwargs) or the first of these; give the others defaults"
         )
-    by_name = _by_name(parameters, in_place)
-    if not by_name and in_place == _GIVEN[: len(in_place)]:
+    if not by_name and in_place == list(_GIVEN[: len(in_place)]):
         # The usual signatures need no work per call.
         return (
             lambda agent_id, episode, worker: fn(agent_id),
@@ -345,28 +356,3 @@ def _by_patterns(pairs: object) -> MappingFn:
         )
 
     return mapping
-
-
-def _of_kind(parameters: Iterable[inspect.Parameter], *kinds: Any) -> list[inspect.Parameter]:
-    return [parameter for parameter in parameters if parameter.kind in kinds]
-
-
-def _in_place(parameters: Sequence[inspect.Parameter]) -> tuple[str, ...]:
-    names = [parameter.name for parameter in _of_kind(parameters, *_POSITIONAL)][:3]
-    if _of_kind(parameters, inspect.Parameter.VAR_POSITIONAL):
-        names += [""] * (3 - len(names))
-    # A parameter called "worker" is given the worker, wherever it stands.
-    return tuple(name if name in _NAMED else usual for name, usual in zip(names, _GIVEN, strict=False))
-
-
-def _by_name(parameters: Sequence[inspect.Parameter], in_place: Sequence[str]) -> list[str]:
-    wanted = {parameter.name for parameter in _of_kind(parameters, inspect.Parameter.KEYWORD_ONLY)}
-    if _of_kind(parameters, inspect.Parameter.VAR_KEYWORD):
-        taken = {parameter.name for parameter in _of_kind(parameters, *_POSITIONAL)}
-        wanted |= set(_NAMED) - taken - set(in_place)
-    return [name for name in _NAMED if name in wanted]
-
-
-def _without_value(parameters: Sequence[inspect.Parameter]) -> list[str]:
-    others = _of_kind(parameters, *_POSITIONAL)[3:] + _of_kind(parameters, inspect.Parameter.KEYWORD_ONLY)
-    return [other.name for other in others if other.default is other.empty and other.name not in _NAMED]

@@ -59,16 +59,10 @@ class PolicySpec:
             )
         if vars(self.policy_class or object).get("stock", False):
             object.__setattr__(self, "policy_class", None)
-        if self.answers_itself and self.algorithm is not None:
-            assert self.policy_class is not None
-            raise ConfigError(
-                f"PolicySpec: policy_class={self.policy_class.__name__} and algorithm={self.algorithm!r}, expected one "
-                "of them; an own class is not trained by an algorithm"
-            )
         own = getattr(self.policy_class, "algorithm", None)
-        if self.policy_class is not None and self.algorithm is not None and self.algorithm != own:
+        if self.policy_class is not None and self.algorithm not in (None, own):
             raise ConfigError(
-                f"PolicySpec: policy_class={self.policy_class.__name__} is trained by {own} and "
+                f"PolicySpec: policy_class={self.policy_class.__name__}, which {own or 'no algorithm'} trains, and "
                 f"algorithm={self.algorithm!r}, expected one of them; leave algorithm out"
             )
         if self.config is not None and not isinstance(self.config, Mapping):

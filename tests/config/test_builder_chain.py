@@ -114,7 +114,6 @@ def test_each_call_returns_a_changed_copy(method: str, settings: dict[str, Any])
         (lambda: PPOConfig().environment(horizon=5), "menv.wrappers.TimeLimit"),
         (lambda: PPOConfig().rollouts(num_worker=5), "did you mean 'num_workers'"),
         (lambda: PPOConfig().multi_agent(policy_mapping=first), "did you mean 'policy_mapping_fn'"),
-        (lambda: PPOConfig().callbacks(Mine).callbacks(Mine), "write callbacks=MyCallbacks"),
     ],
 )
 def test_an_unknown_argument_is_refused_with_what_to_write(call: Any, message: str) -> None:

@@ -130,7 +130,7 @@ def test_lines_count_from_the_beginning_of_an_iteration_and_name_it(tmp_path: Pa
         def on_learn_on_batch(self, **kwargs: Any) -> None:
             note(algo, "batch")
 
-        def on_evaluate_start(self, *, algorithm: Any, **kwargs: Any) -> None:
+        def on_evaluate_end(self, *, algorithm: Any, **kwargs: Any) -> None:
             note(algorithm, "evaluation")
 
     class Begins(Tracker):
