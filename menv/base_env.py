@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from menv.env_calls import call_method
 from menv.errors import ConfigError, EnvFault
-from menv.spaces import call_method
 
 
 def innermost(env: Any) -> Any:

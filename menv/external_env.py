@@ -19,8 +19,8 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import SINGLE_AGENT, AgentId, convert_env, innermost
+from menv.env_calls import as_flag
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvFault, EpisodeError
-from menv.spaces import as_flag
 
 
 def stopped() -> CallOrderError:

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from menv.base_env import SINGLE_AGENT, AgentId
+from menv.env_calls import OR_MANY_AGENTS
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError, MenvError
 from menv.policy_spec import PolicySpec, check_policy_id
-from menv.spaces import OR_MANY_AGENTS
 
 DEFAULT_POLICY = "default_policy"
 

@@ -14,8 +14,8 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import convert_env, innermost
+from menv.env_calls import close_all, close_env, reset_env, returned
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, raised_by_envs
-from menv.spaces import close_all, close_env, reset_env, returned
 
 StepLists = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 

@@ -37,8 +37,9 @@ from menv.base_env import (
     SharedInfo,
     Unclaimed,
 )
+from menv.env_calls import as_reward
 from menv.errors import ContractError
-from menv.spaces import as_reward, own_copy
+from menv.spaces import own_copy
 
 _KEPT_SLOTS = 256
 _KEPT_LAYOUTS = 256

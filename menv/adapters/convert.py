@@ -19,10 +19,10 @@ from menv.adapters.local_envs import TOLERATED
 from menv.adapters.multi_agent import MultiAgentEnvs
 from menv.adapters.vector import VectorEnvs
 from menv.base_env import SINGLE_AGENT
+from menv.env_calls import OR_MANY_AGENTS, many_agents
 from menv.errors import ConfigError, ContractError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.registry import env_kind, refuse_rllib
-from menv.spaces import OR_MANY_AGENTS, many_agents
 
 
 def to_local_base_env(

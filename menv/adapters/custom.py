@@ -48,8 +48,9 @@ from menv.base_env import (
     Ready,
     Unclaimed,
 )
+from menv.env_calls import as_reward, how_many
 from menv.errors import ContractError
-from menv.spaces import as_reward, how_many, own_copy
+from menv.spaces import own_copy
 
 _KINDS: Mapping[str, tuple[type, str]] = {
     "ended": (End, "trajectory"),

@@ -25,9 +25,10 @@ from menv.base_env import (
     Ready,
     VectorStep,
 )
+from menv.env_calls import OR_MANY_AGENTS, as_flag, as_reward, last_obs, many_agents, returned
 from menv.errors import ContractError, MenvError, raised_by_envs
 from menv.serialization import digest
-from menv.spaces import OR_MANY_AGENTS, as_flag, as_reward, last_obs, many_agents, own_copy, returned
+from menv.spaces import own_copy
 
 Step = Callable[[Any], Any]
 

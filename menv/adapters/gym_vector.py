@@ -20,8 +20,9 @@ from menv import rng
 from menv.adapters.validation import as_flags, as_rewards, check_counts, env_reward_labels
 from menv.adapters.vector import LockstepEnvs
 from menv.base_env import EnvId, Flags, IntArray, VectorStep
+from menv.env_calls import close_env, last_obs
 from menv.errors import ConfigError, ContractError
-from menv.spaces import close_env, last_obs, own_copy
+from menv.spaces import own_copy
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 _NO_INFO: Mapping[str, Any] = {}

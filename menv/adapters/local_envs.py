@@ -20,6 +20,7 @@ from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.adapters.poll_events import EpisodeReplay, PollEvents
 from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict
+from menv.env_calls import call_method, close_env, close_unused, reset_env
 from menv.errors import (
     CallOrderError,
     ConfigError,
@@ -30,7 +31,6 @@ from menv.errors import (
     WorkerLostError,
     raised_by_envs,
 )
-from menv.spaces import call_method, close_env, close_unused, reset_env
 
 TOLERATED = 2
 """How many crashes of one sub-environment in a row, without progress in between, do not end the run by default."""

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import ALL, COMMON, SINGLE_AGENT, AgentId, BaseEnv, EnvId, FloatArray, Ready
+from menv.env_calls import as_flag, as_reward, how_many
 from menv.errors import ContractError
 from menv.registry import env_kind, wrapped_if_foreign
-from menv.spaces import alike, as_flag, as_reward, has_order, how_many
+from menv.spaces import alike, has_order
 
 if TYPE_CHECKING:
     from menv.adapters.agent_tracker import AgentTracker

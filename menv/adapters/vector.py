@@ -40,8 +40,9 @@ from menv.base_env import (
     Ready,
     VectorStep,
 )
+from menv.env_calls import close_env, last_obs, returned
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, MenvError, raised_by_envs
-from menv.spaces import close_env, last_obs, own_copy, returned
+from menv.spaces import own_copy
 from menv.vector_env import VectorEnv
 
 

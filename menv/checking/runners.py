@@ -37,8 +37,9 @@ from menv.checking.values import (
     usable_mask,
     used_since,
 )
+from menv.env_calls import OR_MANY_AGENTS, many_agents, returned
 from menv.errors import ContractError
-from menv.spaces import OR_MANY_AGENTS, many_agents, own_copy, returned
+from menv.spaces import own_copy
 
 Key: TypeAlias = tuple[EnvId, AgentId]
 """A sub-environment and an agent in it."""

@@ -21,9 +21,10 @@ from menv.adapters.poll_events import check_info as dict_info
 from menv.checking.codes import Broken, FindingCollector
 from menv.connectors.action_output import component_sizes, flat_action_space
 from menv.connectors.obs_preprocessor import why_nothing
+from menv.env_calls import as_flag, as_reward
 from menv.errors import ConfigError, ContractError
 from menv.inference.action_heads import ActionHead
-from menv.spaces import as_flag, as_reward, bounds, built, flat_mask, parts_of, why_outside
+from menv.spaces import bounds, built, flat_mask, parts_of, why_outside
 
 Report = Callable[..., None]
 """`report(code, message, about="", fix=None)`"""

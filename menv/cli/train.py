@@ -47,6 +47,7 @@ from menv.cli.arguments import (
 )
 from menv.cli.reopen import as_opened, reopened, take_trust
 from menv.cli.zoo import ZooSettings, required_zoo_settings, zoo_settings
+from menv.env_calls import close_unused
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import LATEST, RUN_CHECKPOINTS
@@ -55,7 +56,6 @@ from menv.registry import describe_env, make_env
 from menv.sampling.infer_policies import AgentSpaces
 from menv.serialization import path_given, shell_line, shell_word
 from menv.serving.interrupts import Terminations
-from menv.spaces import close_unused
 from menv.tracking.progress import progress
 from menv.tracking.run_folder import Run, RunFolder, cut_after, locked, next_run_dir
 from menv.tracking.services import services_of

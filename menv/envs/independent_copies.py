@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import gymnasium as gym
 
 from menv.base_env import ALL, AgentId, BaseEnv
+from menv.env_calls import close_all, reset_env, returned
 from menv.env_context import EnvContext
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.registry import resolve_env
-from menv.spaces import close_all, reset_env, returned
 
 
 class IndependentCopies(MultiAgentEnv):

@@ -28,6 +28,7 @@ from menv import rng
 from menv.adapters.validation import count_empty, validate_step
 from menv.algorithms.config.stored_config import NamedOnlyError, stored_setting
 from menv.base_env import ALL, SINGLE_AGENT, AgentId
+from menv.env_calls import as_flag, as_reward, close_env, close_unused, reset_env
 from menv.env_context import EnvContext
 from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError, MenvError
@@ -37,7 +38,7 @@ from menv.policy import MASK_KEY, Policy
 from menv.policy_map import adapt_mapping_fn
 from menv.registry import env_kind, make_env
 from menv.sampling.local_inference import local_policy_inference
-from menv.spaces import as_flag, as_reward, close_env, close_unused, flat_mask, reset_env
+from menv.spaces import flat_mask
 
 Picture = str | npt.NDArray[np.uint8]
 

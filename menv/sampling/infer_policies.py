@@ -15,13 +15,14 @@ from typing import Any, Literal
 import gymnasium as gym
 
 from menv.base_env import SINGLE_AGENT, AgentId, BaseEnv
+from menv.env_calls import OR_MANY_AGENTS, reset_env
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
 from menv.registry import env_kind
-from menv.spaces import OR_MANY_AGENTS, holds, reset_env
+from menv.spaces import holds
 
 Space = gym.Space[Any]
 

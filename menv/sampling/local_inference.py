@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 from menv.connectors.built_in import StateBufferConnector
 from menv.connectors.connector import AgentConnectorDataType
 from menv.connectors.pipeline import leaf_connectors
+from menv.env_calls import as_flag
 from menv.errors import ContractError
 from menv.inference.network_policy import NetworkPolicy
 from menv.policy import Policy, check_one_policy
 from menv.sample_batch import SampleBatch
 from menv.sampling.custom_policies import AgentHistory, decide
-from menv.spaces import as_flag
 
 Answer: TypeAlias = tuple[Any, list[Any], dict[str, Any]]
 Key: TypeAlias = tuple[Hashable, Hashable]

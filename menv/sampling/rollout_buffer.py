@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import Column, End
+from menv.env_calls import as_flag
 from menv.errors import ContractError
 from menv.sample_batch import InfoBuffer, Infos, SampleBatch, TrajectorySlices
 from menv.sampling.trajectories import Trajectories, TrajectorySplit, TrajectoryStart, split_trajectories
-from menv.spaces import as_flag
 
 Rows = slice | npt.NDArray[np.int64]
 States = npt.NDArray[np.float32]

@@ -21,12 +21,13 @@ from typing import Any
 from menv.adapters.convert import to_local_base_env
 from menv.adapters.local_envs import LocalEnvs
 from menv.algorithms.crash_capsules import Capsule, read_capsule
+from menv.env_calls import close_env
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, ContractError, EnvFault, MenvError
 from menv.registry import import_first, is_known, make_env
 from menv.sampling.infer_policies import AgentSpaces
 from menv.sampling.policy_group import outside_space_error
-from menv.spaces import OutsideSpaceError, close_env, why_outside
+from menv.spaces import OutsideSpaceError, why_outside
 
 SAME, ANOTHER, NONE, STOPPED = "same fault", "another fault", "no fault, differs", "stopped"
 

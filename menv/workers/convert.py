@@ -14,9 +14,9 @@ from menv.adapters import convert
 from menv.adapters.adapter import Adapter
 from menv.adapters.local_envs import TOLERATED
 from menv.adapters.validation import possible_agents, same_spaces
+from menv.env_calls import close_unused
 from menv.errors import ConfigError, ContractError
 from menv.registry import env_kind, wrapped_if_foreign
-from menv.spaces import close_unused
 from menv.workers.engine import Engine, EngineName
 from menv.workers.pipe_channel import dumps, loads
 from menv.workers.registered_envs import RemoteEnvSpec, remote_creator

@@ -27,8 +27,8 @@ from menv.base_env import (
     SharedInfo,
     Unclaimed,
 )  # fmt: skip
+from menv.env_calls import call_method
 from menv.errors import ConfigError, EnvFault, MenvError
-from menv.spaces import call_method
 
 
 class ServerUpdate(NamedTuple):

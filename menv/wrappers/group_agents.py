@@ -13,10 +13,11 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import ALL, COMMON, AgentId
+from menv.env_calls import as_flag, as_reward
 from menv.episode import MEMBER_REWARDS
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
-from menv.spaces import GroupObs, as_flag, as_reward, built, flat_mask, open_mask, own_copy
+from menv.spaces import GroupObs, built, flat_mask, open_mask, own_copy
 
 MASK_KEY = "action_mask"
 STATE_KEY = "state"

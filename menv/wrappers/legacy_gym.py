@@ -15,9 +15,10 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import ALL, COMMON
+from menv.env_calls import as_flag, close_env, how_many
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
-from menv.spaces import as_flag, close_env, has_order, how_many
+from menv.spaces import has_order
 
 
 def to_gymnasium(space: object, where: str = "space") -> gym.Space[Any]:

@@ -12,9 +12,9 @@ from typing import Any
 import gymnasium as gym
 
 from menv.base_env import ALL, COMMON, AgentId
+from menv.env_calls import as_flag, close_env, reset_env, returned
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
-from menv.spaces import as_flag, close_env, reset_env, returned
 from menv.wrappers.group_agents import placeholder
 from menv.wrappers.pettingzoo_base import check_answers
 

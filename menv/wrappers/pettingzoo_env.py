@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from menv.base_env import ALL, AgentId
+from menv.env_calls import how_many, returned
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
-from menv.spaces import how_many, returned
 from menv.wrappers.pettingzoo_base import (
     MASK,
     PettingZooBase,
