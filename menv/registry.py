@@ -473,7 +473,7 @@ def _env_creator(label: str, creator: Callable[..., Any]) -> EnvCreator:
     with suppress(TypeError):
         signature.bind(None)
         if not _is_setting(parameters[0]):
-            return functools.partial(_call_by_name, label, creator, signature)
+            return functools.partial(_call, label, creator, signature, parameters[0])
     for one in parameters:
         if (
             _FOR_CONTEXTS.search(one.name.lower())
@@ -484,32 +484,19 @@ def _env_creator(label: str, creator: Callable[..., Any]) -> EnvCreator:
                 f"{label}: takes {signature}, expected one argument, the EnvContext, or settings alone, and {one.name} "
                 "reads as either; pass `lambda context: ...` and pick from the context what it needs"
             )
-    return functools.partial(_call_by_keyword, label, creator, signature)
+    return functools.partial(_call, label, creator, signature, None)
 
 
-def _call_by_name(
-    label: str, creator: Callable[..., Any], signature: inspect.Signature, context: EnvContext
-) -> Any:
-    """Pass the context; or the settings by keyword, if the first parameter is named like one of them."""
-    first = next(iter(signature.parameters.values()))
-    if _FOR_CONTEXTS.search(first.name.lower()):
+def _call(
+    label: str, creator: Callable[..., Any], signature: inspect.Signature, first: inspect.Parameter | None,
+    context: EnvContext,
+) -> Any:  # fmt: skip
+    """Pass the context to the first parameter; or the settings by keyword, if it is None or named like one of them."""
+    if first is not None and (
+        _FOR_CONTEXTS.search(first.name.lower())
+        or not (first.name in context or _is_setting_of_class(creator, first))
+    ):
         return creator(context)
-    if first.name in context or _is_setting_of_class(creator, first):
-        return _call_by_keyword(label, creator, signature, context)
-    return creator(context)
-
-
-def _is_setting_of_class(creator: object, parameter: inspect.Parameter) -> bool:
-    """Return whether the constructor of a class needs this parameter and its name says that it is no context."""
-    needed = parameter.default is parameter.empty and parameter.kind not in _VARIABLE
-    takes_a_dict = re.search("EnvContext|Mapping|dict|Any", str(parameter.annotation), re.IGNORECASE)
-    # Short names, such as `_` and `c`, say nothing.
-    return isinstance(creator, type) and needed and not takes_a_dict and len(parameter.name) > 2
-
-
-def _call_by_keyword(
-    label: str, creator: Callable[..., Any], signature: inspect.Signature, context: EnvContext
-) -> Any:
     try:
         signature.bind(**context)
     except TypeError as error:
@@ -518,6 +505,14 @@ def _call_by_keyword(
             f"{signature!s:.300}; change env_config"
         ) from None
     return creator(**context)
+
+
+def _is_setting_of_class(creator: object, parameter: inspect.Parameter) -> bool:
+    """Return whether the constructor of a class needs this parameter and its name says that it is no context."""
+    needed = parameter.default is parameter.empty and parameter.kind not in _VARIABLE
+    takes_a_dict = re.search("EnvContext|Mapping|dict|Any", str(parameter.annotation), re.IGNORECASE)
+    # Short names, such as `_` and `c`, say nothing.
+    return isinstance(creator, type) and needed and not takes_a_dict and len(parameter.name) > 2
 
 
 _VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

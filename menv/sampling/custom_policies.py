@@ -120,15 +120,16 @@ def decide(
         for history in histories
     ]
     before = _columns(shown, policy_id)
-    given = (
-        obs_batch, before, _previous_actions(policy.action_space, histories),
+    names = _taken_by_name(type(policy).compute_actions)
+    previous = names is None or "prev_action_batch" in names
+    given: tuple[Any, ...] = (
+        before, _previous_actions(policy.action_space, histories) if previous else None,
         _previous_rewards(policy, histories), [history.info for history in histories], episodes, explore, timestep,
     )  # fmt: skip
-    names = _taken_by_name(type(policy).compute_actions)
     if names is None:
-        answer = policy.compute_actions(*given)
+        answer = policy.compute_actions(obs_batch, *given)
     else:
-        by_name = {name: value for name, value in zip(_GIVEN, given[1:], strict=True) if name in names}
+        by_name = {name: value for name, value in zip(_GIVEN, given, strict=True) if name in names}
         answer = policy.compute_actions(obs_batch, **by_name)
     if not isinstance(answer, tuple) or len(answer) != 3:
         count = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
@@ -136,17 +137,7 @@ def decide(
             f"policy {policy_id!r}: compute_actions returned {count}, expected (actions, states, fetches); "
             "return all three, [] and {} where they are empty"
         )
-    actions: Sequence[Any] = answer[0]
-    if not isinstance(actions, Sized) or (isinstance(actions, np.ndarray) and not actions.ndim):
-        raise ContractError(
-            f"policy {policy_id!r}: the actions of compute_actions are {type(actions).__name__}, expected a list, one "
-            "action for each observation; return [action], [], {}"
-        )
-    if len(actions) != len(obs_batch):
-        raise ContractError(
-            f"policy {policy_id!r}: answered {len(actions)} of {len(obs_batch)} observations, expected one action "
-            "each; obs_batch is a list, return len(obs_batch) actions"
-        )
+    actions = _one_for_each(answer[0], len(obs_batch), policy_id)
     states = _checked_states(answer[1], len(shown[0]), len(histories), policy_id)
     for row, (history, action) in enumerate(zip(histories, actions, strict=True)):
         history.acted, history.action, history.states = True, action, [column[row] for column in states]
@@ -157,6 +148,18 @@ def decide(
             "return {} where they are empty"
         )
     return actions, before, states, fetches
+
+
+def _one_for_each(actions: Any, count: int, policy_id: str) -> Sequence[Any]:
+    """Return the actions for `count` observations as they are."""
+    sized = isinstance(actions, Sized) and not (isinstance(actions, np.ndarray) and not actions.ndim)
+    if not sized or len(actions) != count:
+        number = f"{len(actions)}" if sized else f"with a {type(actions).__name__}, not with a list,"
+        raise ContractError(
+            f"policy {policy_id!r}: answered {number} of {count} observations, expected one action each; obs_batch is "
+            "a list, return as many actions"
+        )
+    return actions  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=256)
@@ -448,11 +451,7 @@ class CustomPolicyStrategy(ActingStrategy):
                 _keep(output, buffer, block, places, self.policy_ids[index])
             else:
                 chosen = self.policies[index].answer(shown, row_draws, explore, whose)
-            if len(chosen) != len(places):
-                raise ContractError(
-                    f"policy {self.policy_ids[index]!r}: answered {len(chosen)} of {len(places)} observations, "
-                    "expected one action each; return as many actions as observations"
-                )
+                chosen = _one_for_each(chosen, len(places), self.policy_ids[index])
             for place, action in zip(places.tolist(), chosen, strict=True):
                 answers[place] = action
         column = self._as_column(answers, block)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks, Episode, make_multi_callbacks
+from menv import DefaultCallbacks, make_multi_callbacks
 from menv.algorithms import PPO
 from menv.callbacks import HOOKS
 from menv.envs import RockPaperScissors
@@ -305,17 +305,6 @@ def test_a_method_that_looks_like_a_hook_and_is_none_warns(name: str, near: str)
         PPO(env=Duo, config={**SMALL, "callbacks": old}),
     ):
         pass
-
-
-def test_an_episode_says_what_stands_in_the_place_of_a_classic_attribute() -> None:
-    episode = Episode(1, 0)
-    with pytest.raises(
-        AttributeError, match=r"no attribute 'last_action_for'; read the columns of the batch"
-    ):
-        episode.last_action_for("a")  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"no attribute 'lenght'$"):
-        _ = episode.lenght  # type: ignore[attr-defined]
-    assert not hasattr(episode, "worker")
 
 
 @pytest.mark.parametrize("call", ["sample", "train"])

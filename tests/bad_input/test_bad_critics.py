@@ -224,7 +224,7 @@ def test_all_agents_without_anybody_known_is_refused() -> None:
 
 def test_a_trained_class_of_another_algorithm_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="policy_class=PPOPolicy is trained by PPO and algorithm='DQN', expected one"
+        ConfigError, match="policy_class=PPOPolicy, which PPO trains, and algorithm='DQN', expected one"
     ):
         PolicySpec(PPOPolicy, algorithm="DQN")
 

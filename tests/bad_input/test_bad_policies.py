@@ -131,9 +131,7 @@ def test_one_action_that_is_in_no_list_is_named(answer: Any) -> None:
     multiagent = {"policies": {"p": PolicySpec(policy_class=One)}, "policy_mapping_fn": lambda agent_id: "p"}
     with (
         PPO(env="CartPole-v1", config={**SMALL, "multiagent": multiagent}) as algo,
-        pytest.raises(
-            ContractError, match=r"'p': the actions of compute_actions are .*, expected a list"
-        ) as caught,
+        pytest.raises(ContractError, match=r"'p': answered with a .*, expected one action each") as caught,
     ):
         algo.sample()
     checked(str(caught.value))

@@ -175,7 +175,8 @@ def test_agents_of_one_policy_with_different_spaces_are_named(kind: str) -> None
 
 def test_a_policy_class_and_an_algorithm_together_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match="policy_class=RandomPolicy and algorithm='PPO', expected one of them"
+        ConfigError,
+        match="policy_class=RandomPolicy, which no algorithm trains, and algorithm='PPO', expected one of them",
     ) as caught:
         PolicySpec(policy_class=RandomPolicy, algorithm="PPO")
     checked(str(caught.value))
