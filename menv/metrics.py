@@ -141,8 +141,10 @@ class Metrics:
         faults: What crash capsules say about faults, until they are written.
     """
 
-    def __init__(self, window: int = 100) -> None:
+    def __init__(self, window: int = 100, *, external: bool = False) -> None:
         self._window = window
+        # Clients may be away, or play long episodes.
+        self._is_external = external
         self._before: deque[EpisodeSummary] = deque(maxlen=window)
         # Of this iteration; bounded, because `summary` may never be called.
         self._new: deque[EpisodeSummary] = deque(maxlen=max(window, _MOST_NEW))
@@ -271,7 +273,8 @@ class Metrics:
         media = [shown for _, shown in sorted(self._media, key=itemgetter(0))]
         self._forget_new()
         self._silent += 1
-        if not self.episodes_total and not self._faulty_total and self._silent == _LONG:
+        ended = self.episodes_total or self._faulty_total
+        if self._silent == _LONG and not ended and not self._is_external:
             warnings.warn(
                 f"train: no episode has ended in {_LONG} iterations, so episode_reward_mean and the other means are "
                 "None, expected environments that end episodes; wrap yours in menv.wrappers.TimeLimit to truncate them",

@@ -120,7 +120,8 @@ class Algorithm:
         )  # fmt: skip
         if self._league is not None:
             self._league.start(self._policy_set)
-        self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
+        window = self.config.metrics_num_episodes_for_smoothing
+        self._metrics = Metrics(window, external=self._base_env.external)
         self._rollouts = self._worker_factory.rollouts(
             self._base_env, self._policy_set, self._callbacks, seed, self._metrics
         )
