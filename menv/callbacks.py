@@ -38,6 +38,11 @@ class DefaultCallbacks:
     An episode that ends because its environment raised has no `on_episode_end`, and is left out of all means: it is
     counted in `num_faulty_episodes`. The next hook of that `env_index` is `on_sub_environment_created`.
 
+    Every algorithm learns the rewards that `on_postprocess_trajectory` and `on_sample_end` leave in a batch, after
+    `clip_rewards`, in this process and in workers. Where they change rewards, PPO computes advantages and value targets
+    anew, except those that the same hook or the policy's `postprocess_trajectory` wrote. Returns in results are what
+    the environment paid.
+
     Entries of `episode.custom_metrics` and `episode.hist_data` that exist at the end of `on_episode_end` are in the
     results.
     """
@@ -74,6 +79,9 @@ class DefaultCallbacks:
     ) -> None:  # fmt: skip
         """Called for each trajectory chunk when a fragment closes; the batch may be changed in place.
 
+        Rewards that it changes are learned by every algorithm: PPO then computes `advantages` and `value_targets` anew
+        for `on_sample_end`, unless this hook or the policy's `postprocess_trajectory` wrote them.
+
         `original_batches` has `(policy_id, policy, batch)` of each agent of the episode that has rows in the fragment:
         copies from before the hook's first change. An agent that returned has all its trajectories in one batch.
 
@@ -81,12 +89,19 @@ class DefaultCallbacks:
         """
 
     def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
-        """Called with each fragment."""
+        """Called with each fragment; the batches of `samples` may be changed in place.
+
+        Rewards that it changes are learned by every algorithm, as those that `on_postprocess_trajectory` changes. If it
+        puts a batch of other rows in the place of one, that is learned as it is.
+        """
 
     def on_learn_on_batch(
         self, *, policy: Any, train_batch: Any, result: dict[str, Any], **kwargs: Any
     ) -> None:
-        """Called before a policy learns.
+        """Called before a policy learns, with the columns that its algorithm learns from.
+
+        They are `advantages` and `value_targets` for PPO, which computes none anew, and `rewards` for DQN and QMIX:
+        change rewards in `on_postprocess_trajectory` or `on_sample_end`.
 
         Entries of `result` are added to its statistics, and to `info["learner"][policy_id]["custom_metrics"]`.
         """

@@ -143,6 +143,10 @@ class SampleBatch(Mapping[str, Column]):
             )
         self._columns[key] = column
 
+    def __delitem__(self, key: str) -> None:
+        """Drop a stored column."""
+        del self._columns[key]
+
     def __iter__(self) -> Iterator[str]:
         with_logp = (self.ACTION_PROB,) if self.ACTION_LOGP in self._columns else ()
         return iter(dict.fromkeys([*self._columns, *self._DERIVED, *with_logp]))

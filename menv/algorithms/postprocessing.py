@@ -6,7 +6,9 @@ hook or a central critic, samplers keep no episodes for it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -20,7 +22,7 @@ from menv.algorithms.recipe import Recipe
 from menv.base_env import AgentId
 from menv.connectors.built_in import clip_rewards_of
 from menv.episode import Episode
-from menv.errors import ContractError
+from menv.errors import ContractError, EnvFaultWarning
 from menv.inference.backend import ActingBackend
 from menv.policy import Policy
 from menv.sample_batch import MultiAgentBatch, SampleBatch
@@ -31,6 +33,8 @@ from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
 Episodes = Mapping[int, Episode]
 Beside = Sequence[tuple[str, SampleBatch]]
 
+# What follows from rewards, and the values that this takes.
+_FROM_REWARDS = (SampleBatch.VF_PREDS, SampleBatch.ADVANTAGES, SampleBatch.VALUE_TARGETS)
 # Columns that only some batches have.
 _SOMETIMES = {SampleBatch.OFF_POLICY, SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS}
 
@@ -128,6 +132,8 @@ class BatchPostprocessor:
         self._joint = joint
         # The columns that each policy's hook returned first; they must stay the same.
         self._columns: dict[str, list[str]] = {}
+        # What each policy's algorithm computed from the rewards of the last fragment.
+        self._computed: dict[str, list[str]] = {}
         self.left_out = 0
 
     def __reduce__(self) -> Any:
@@ -171,11 +177,53 @@ class BatchPostprocessor:
         for policy_id, rows in batch.policy_batches.items():
             clip_rewards_of(rows, getattr(self._policies[policy_id].given_steps, "clip_rewards", False))
         for backend, index, policy_id in self._of(batch):
+            rows, config = batch[policy_id], self._configs[policy_id]
+            clip_rewards_of(rows, config.clip_rewards)
             if policy_id in critics:
-                add_critic_values(batch[policy_id], critics[policy_id], backend, index)
-            self._recipes[policy_id].complete(
-                batch[policy_id], backend, index, self._configs[policy_id], later=later
-            )
+                add_critic_values(rows, critics[policy_id], backend, index)
+            lacking = [name for name in _FROM_REWARDS if name not in rows]
+            self._recipes[policy_id].complete(rows, backend, index, config, later=later)
+            self._computed[policy_id] = [name for name in lacking if name in rows]
+
+    @contextmanager
+    def hooks(self, batch: MultiAgentBatch) -> Iterator[None]:
+        """Compute anew what follows from rewards that the body changes in a completed fragment.
+
+        Columns that the body or a policy's `postprocess_trajectory` wrote are kept. A batch of other rows is left as
+        it is.
+        """
+        before = {
+            name: {
+                column: rows[column].copy()
+                for column in (SampleBatch.REWARDS, *_FROM_REWARDS)
+                if column in rows
+            }
+            for name, rows in batch.policy_batches.items()
+        }
+        yield
+        for backend, index, policy_id in self._of(batch):
+            rows, known = batch[policy_id], before.get(policy_id, {})
+            same = {
+                name for name, column in known.items() if name in rows and np.array_equal(column, rows[name])
+            }
+            if SampleBatch.REWARDS in same:
+                continue
+            computed = same.intersection(self._computed.get(policy_id, ()))
+            if SampleBatch.ADVANTAGES in same - computed:
+                warnings.warn(
+                    f"policy {policy_id!r}: a callback changed rewards, but postprocess_trajectory wrote advantages, "
+                    "which are learned as they are, expected one place for both; change the rewards in "
+                    "postprocess_trajectory",
+                    EnvFaultWarning,
+                    stacklevel=2,
+                )
+            if computed:
+                fresh = rows[:]
+                for name in computed:
+                    del fresh[name]
+                self._recipes[policy_id].complete(fresh, backend, index, self._configs[policy_id])
+                for name in computed:
+                    rows[name] = fresh[name]
 
     def complete_deferred(self, batch: MultiAgentBatch) -> None:
         """Add the columns that were deferred, with the current networks."""

@@ -20,7 +20,6 @@ from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import EPSILON
 from menv.connectors.action_output import flat_action_space
-from menv.connectors.built_in import clip_rewards_of
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import ActingBackend
@@ -96,6 +95,8 @@ class Recipe(Protocol):
     ) -> None:
         """Add the columns that the learner needs, such as advantages, unless they are there.
 
+        Rewards are clipped before. Where a hook changes rewards afterwards, `vf_preds`, `advantages` and
+        `value_targets` that this added are dropped, and it is called again.
         With `later`, this is called again with newer networks: values may be left to that call, but nothing about
         actions.
         """
@@ -136,8 +137,7 @@ class OffPolicyRecipe:
         *,
         later: bool = False,
     ) -> None:
-        """Clip the rewards if the settings say so; targets are computed when rows are learned from."""
-        clip_rewards_of(batch, config.clip_rewards)
+        """Add nothing: targets are computed when rows are learned from."""
 
 
 def instead(action_space: gym.Space[Any]) -> str:

@@ -27,7 +27,7 @@ from menv.algorithms.worker_messages import (
     network_policies,
     synced_filters,
 )
-from menv.callbacks import overrides, read_callbacks
+from menv.callbacks import read_callbacks
 from menv.errors import EnvFaultWarning
 from menv.metrics import Metrics
 from menv.sampling.digest import Digest
@@ -89,9 +89,7 @@ class RolloutWorker(LocalRollouts):
         super().__init__(
             config, base_env, self._worker_policies, callbacks, worker_init.seed, Metrics(0), placement
         )
-        # Callbacks here must see complete batches.
-        looked_at = any(overrides(callbacks, hook) for hook in ("on_postprocess_trajectory", "on_sample_end"))
-        self.later = config.overlap and not looked_at
+        self.later = config.overlap and not self.hooked
         self.breakable = Breakable()
         self.guard = Watchdog(seconds, self._progress)
 

@@ -29,7 +29,7 @@ from menv.algorithms.worker_messages import (
     make_fragment_limit,
     network_policies,
 )
-from menv.callbacks import DefaultCallbacks
+from menv.callbacks import DefaultCallbacks, overrides
 from menv.errors import ConfigError, MenvError
 from menv.metrics import Metrics, Timers
 from menv.offline.recorded_envs import RecordedEnvs
@@ -84,6 +84,10 @@ class LocalRollouts:
         self.lock = threading.RLock()
         self.uninterrupted: AbstractContextManager[Any] = nullcontext()
         self.later = False
+        # Whether callbacks see batches, which must be complete for them.
+        self.hooked = any(
+            overrides(callbacks, hook) for hook in ("on_postprocess_trajectory", "on_sample_end")
+        )
         # Whether an exception has left the sampler in the midst of a fragment.
         self._interrupted = False
         self.sampler = self._new_sampler()
@@ -139,7 +143,7 @@ class LocalRollouts:
                 batch, sampler.episodes, sampler.untrained, self._history, later=self.later
             )
             sampler.timers.complete += perf_counter() - before
-            sampler.finish(batch)
+            sampler.finish(batch, self._policy_view.postprocessor.hooks if self.hooked else nullcontext)
         return batch
 
     def _fragment(self) -> MultiAgentBatch:

@@ -7,7 +7,8 @@ is full, the sampler closes the buffers and returns their batches. It knows no l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -256,11 +257,13 @@ class Sampler:
             self._next_unroll_id += chunks
         return {policy: batches[policy] for policy in self.policy_map.specs if policy in batches}
 
-    def finish(self, batch: MultiAgentBatch) -> None:
-        """Run the callbacks of a fragment, after values and advantages were added."""
+    def finish(self, batch: MultiAgentBatch, hooks: Callable[[MultiAgentBatch], Any] = nullcontext) -> None:
+        """Run the callbacks of a fragment, after values and advantages were added; `hooks` is entered around each."""
         self.untrained = []
-        self._callbacks.fragment_closed(batch, self.policies)
-        self._callbacks.fragment_sampled(batch)
+        with hooks(batch):
+            self._callbacks.fragment_closed(batch, self.policies)
+        with hooks(batch):
+            self._callbacks.fragment_sampled(batch)
         self._callbacks.warn()
 
     def change_policies(self, policy_map: PolicyMap, added: Sequence[PolicyGroup] = ()) -> None:

@@ -44,9 +44,9 @@ class Remembering(PPO):
     def sample(self) -> MultiAgentBatch:
         finish = self._sampler.finish
 
-        def kept(batch: MultiAgentBatch) -> None:
+        def kept(batch: MultiAgentBatch, hooks: Any = None) -> None:
             self.seen = dict(self._sampler.episodes)
-            finish(batch)
+            finish(batch, hooks)
 
         self._sampler.finish = kept  # type: ignore[method-assign]
         batch = super().sample()

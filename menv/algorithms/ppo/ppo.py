@@ -17,7 +17,6 @@ from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.sequences import state_before
 from menv.base_env import Column
 from menv.connectors.action_output import flat_action_space
-from menv.connectors.built_in import clip_rewards_of
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import ActingBackend, Floats
 from menv.sample_batch import SampleBatch
@@ -63,7 +62,6 @@ class PPORecipe:
         Values bootstrap where a trajectory was truncated or its fragment ended, and not where it terminated.
         """
         _add_logp(batch, backend, index)
-        clip_rewards_of(batch, config.clip_rewards)
         if not later or SampleBatch.VF_PREDS in batch:
             add_advantages(batch, backend, index, config)
 
