@@ -212,47 +212,39 @@ def stored_setting(stored: Mapping[str, Any], *path: str) -> Any:
 
 def _bound_costs(values: Tree, given: Mapping[str, Any]) -> None:
     most = max(_PROCESSES, _PROCESSES_EACH * (os.cpu_count() or 1))
-    for name in ("num_workers", "evaluation_num_workers"):
-        if name not in given and type(values.get(name)) is int and values[name] > most:
-            warnings.warn(
-                f"from_checkpoint: {name} is {shown(values[name])} in the checkpoint, from which at most {most} "
-                f"processes are started here, and is lowered to that; pass {name} in config to start more",
-                stacklevel=4,
-            )
-            values[name] = most
     for where, settings in (("", values), ("evaluation_config.", values.get("evaluation_config") or {})):
         remote = settings.get("remote_worker_envs", values.get("remote_worker_envs"))
-        limit, envs = most if remote else _MOST_ENVS, settings.get("num_envs_per_worker")
-        again = "evaluation_config" if where else "num_envs_per_worker"
-        if again not in given and type(envs) is int and envs > limit:
-            raise ConfigError(
-                f"from_checkpoint: {where}num_envs_per_worker is {shown(envs)}, expected at most {limit} from a file; "
-                f"pass {again} in config to use it anyway"
-            )
+        limits = {"num_workers": most, "evaluation_num_workers": most}
+        for name, limit in {**limits, "num_envs_per_worker": most if remote else _MOST_ENVS}.items():
+            again, number = "evaluation_config" if where else name, settings.get(name)
+            if again not in given and type(number) is int and number > limit:
+                raise ConfigError(
+                    f"from_checkpoint: {where}{name} is {shown(number)}, expected at most {limit} from a file; pass "
+                    f"{again} in config to use it anyway"
+                )
 
 
 def _fit_to_machine(values: Tree, given: Mapping[str, Any]) -> None:
     specs = values["multiagent"]["policies"].values()
     of_policies = [spec.get("config") for spec in specs if isinstance(spec, dict)]
     settings = [one for one in (values, values.get("evaluation_config"), *of_policies) if one]
-    on_ray = [one for one in settings if one.get("engine") == "ray"]
-    if on_ray and "engine" not in given and find_spec("ray") is None:
-        warnings.warn(
-            "from_checkpoint: engine is 'ray' in the checkpoint and Ray is not installed here, so workers are "
-            "processes of this machine; run: pip install 'menv-rl[ray]', or pass engine='process' in config",
-            stacklevel=4,
-        )
-        for one in on_ray:
-            one["engine"] = None
-    on_gpus = [one for one in settings if isinstance(one.get("num_gpus"), int | float) and one["num_gpus"]]
-    if on_gpus and "num_gpus" not in given and not _finds_gpu():
-        warnings.warn(
-            "from_checkpoint: the checkpoint has num_gpus and torch finds no GPU here, so the processor learns; pass "
-            "num_gpus=0 in config",
-            stacklevel=4,
-        )
-        for one in on_gpus:
-            one["num_gpus"] = 0
+    no_ray = "engine is 'ray' in the checkpoint and Ray is not installed here, so workers are processes of this machine"
+    no_gpu = "the checkpoint has num_gpus and torch finds no GPU here, so the processor learns"
+    for name, instead, finds, what, advice in (
+        (
+            "engine",
+            None,
+            lambda: find_spec("ray"),
+            no_ray,
+            "run: pip install 'menv-rl[ray]', or pass engine='process'",
+        ),
+        ("num_gpus", 0, _finds_gpu, no_gpu, "pass num_gpus=0"),
+    ):
+        own = [one for one in settings if one.get(name) not in (None, "process", 0)]
+        if own and name not in given and not finds():
+            warnings.warn(f"from_checkpoint: {what}; {advice} in config", stacklevel=4)
+            for one in own:
+                one[name] = instead
 
 
 def _finds_gpu() -> bool:
