@@ -10,7 +10,7 @@ import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +32,7 @@ from menv.connectors.connector import (
     AgentConnectorDataType,
     AgentConnectorsOutput,
     AgentRows,
+    Connector,
     ConnectorContext,
     PolicyOutput,
     Stateless,
@@ -43,8 +44,29 @@ from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 
 Rows = npt.NDArray[Any]
+Key: TypeAlias = tuple[Hashable, Hashable]
+"""An environment and one of its agents."""
 
 _MOST_FRAMES = 10_000
+
+
+def owner_of(connector: Connector, data: AgentConnectorDataType | ActionConnectorDataType) -> Key:
+    """Return the (env_id, agent_id) of an agent's data; ContractError if one is missing."""
+    if data.env_id is None or data.agent_id is None:
+        raise ContractError(
+            f"{connector.name}: env_id {data.env_id!r}, agent_id {data.agent_id!r}, expected both; pass its ids"
+        )
+    return data.env_id, data.agent_id
+
+
+def is_final(data: Mapping[str, Any]) -> bool:
+    """Return whether the columns of an agent are those of the end of its episode."""
+    return bool(data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS))
+
+
+def _forget_env(known: dict[Key, Any], env_id: Hashable) -> None:
+    for key in [key for key in known if key[0] == env_id]:
+        known.pop(key, None)
 
 
 def _with_action(ac_data: ActionConnectorDataType, action: object) -> ActionConnectorDataType:
@@ -171,7 +193,6 @@ class FrameStackAgentConnector(AgentConnector):
     """
 
     keeps_lives = True
-    tells_lives = True
 
     def __init__(self, ctx: ConnectorContext | None = None, num_frames: int = 4) -> None:
         super().__init__(ctx)
@@ -185,7 +206,7 @@ class FrameStackAgentConnector(AgentConnector):
         # [S, P, K * C] by slot, and whether its agent episode is new.
         self._frames: Rows = np.zeros((0, 0, 0), np.float32)
         self._fresh = np.ones(0, np.bool_)
-        self._by_agent: dict[Hashable, dict[Hashable, Rows]] = {}
+        self._by_agent: dict[Key, Rows] = {}
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return the agent with its last observations in one row; a final one ends its agent episode here.
@@ -193,25 +214,14 @@ class FrameStackAgentConnector(AgentConnector):
         Raises:
             ContractError: env_id or agent_id is missing.
         """
-        if ac_data.env_id is None or ac_data.agent_id is None:
-            raise ContractError(
-                f"{self.name}: env_id {ac_data.env_id!r}, agent_id {ac_data.agent_id!r}, expected both; pass "
-                "the env_id and agent_id of the data"
-            )
-        data = dict(columns_of(self, ac_data))
-        agents = self._by_agent.setdefault(ac_data.env_id, {})
-        flat = np.ravel(np.asarray(data[SampleBatch.NEXT_OBS]))[None]
-        new = self._parts(flat)
-        before = agents.get(ac_data.agent_id)
+        key, data = owner_of(self, ac_data), dict(columns_of(self, ac_data))
+        new = self._parts(np.ravel(np.asarray(data[SampleBatch.NEXT_OBS]))[None])
+        before = self._by_agent.pop(key, None)
         stacked = self._repeated(new) if before is None else self._pushed(before, new)
         data[SampleBatch.NEXT_OBS] = stacked.reshape(-1)
-        if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
-            agents.pop(ac_data.agent_id, None)
-        else:
+        if not is_final(data):
             # A copy, because later connectors may write into the array.
-            agents[ac_data.agent_id] = stacked.copy()
-        if not agents:
-            del self._by_agent[ac_data.env_id]
+            self._by_agent[key] = stacked.copy()
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
@@ -262,6 +272,7 @@ class FrameStackAgentConnector(AgentConnector):
         return [None if slot >= known or self._fresh[slot] else self._frames[slot].copy() for slot in slots]
 
     def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
+        """Restore the frames that `lives` returned, on these slots."""
         for slot, frames in zip(slots, lives, strict=True):
             if frames is None:
                 self.begin(slot)
@@ -271,10 +282,10 @@ class FrameStackAgentConnector(AgentConnector):
             self._fresh[slot] = False
 
     def reset(self, env_id: Any) -> None:
-        self._by_agent.pop(env_id, None)
+        _forget_env(self._by_agent, env_id)
 
     def forget(self, env_id: Any, agent_id: Any) -> None:
-        self._by_agent.get(env_id, {}).pop(agent_id, None)
+        self._by_agent.pop((env_id, agent_id), None)
 
     def _parts(self, rows: Rows) -> Rows:
         """Return [R, P, C], where the C numbers stay adjacent."""
@@ -369,7 +380,7 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         # Columns of each agent's last steps, the latest first.
-        self._before: dict[Hashable, dict[Hashable, list[Mapping[str, Any]]]] = {}
+        self._before: dict[Key, list[Mapping[str, Any]]] = {}
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return the agent with an `AgentConnectorsOutput`.
@@ -384,16 +395,12 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
                 "observation there"
             )
         wanted = self._wanted(data)
-        agents = self._before.setdefault(ac_data.env_id, {})
-        steps = [data, *agents.get(ac_data.agent_id, ())]
+        key = ac_data.env_id, ac_data.agent_id
+        steps = [data, *self._before.pop(key, ())]
         shown = {name: np.asarray(self._value(name, view, steps))[None] for name, view in wanted.items()}
-        if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
-            agents.pop(ac_data.agent_id, None)
-        else:
-            deepest = -min((min(view.shifts) for view in wanted.values()), default=0)
-            agents[ac_data.agent_id] = steps[: max(deepest, 0)]
-        if not agents:
-            del self._before[ac_data.env_id]
+        deepest = -min((min(view.shifts) for view in wanted.values()), default=0)
+        if deepest > 0 and not is_final(data):
+            self._before[key] = steps[:deepest]
         output = AgentConnectorsOutput(data, shown)
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, output)
 
@@ -401,10 +408,10 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
         """Do nothing: networks read the rows."""
 
     def reset(self, env_id: Any) -> None:
-        self._before.pop(env_id, None)
+        _forget_env(self._before, env_id)
 
     def forget(self, env_id: Any, agent_id: Any) -> None:
-        self._before.get(env_id, {}).pop(agent_id, None)
+        self._before.pop((env_id, agent_id), None)
 
     def _wanted(self, data: Mapping[str, Any]) -> dict[str, ViewRequirement]:
         required = {} if self.ctx is None else self.ctx.view_requirements
@@ -460,8 +467,8 @@ class StateBufferConnector(Stateless, AgentConnector):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._last: dict[Hashable, dict[Hashable, PolicyOutput]] = {}
-        self.memory: dict[tuple[Hashable, Hashable], Any] = {}
+        self._last: dict[Key, PolicyOutput] = {}
+        self.memory: dict[Key, Any] = {}
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return the agent with the policy's last output; a final observation ends the agent episode here.
@@ -469,33 +476,27 @@ class StateBufferConnector(Stateless, AgentConnector):
         Raises:
             ContractError: env_id or agent_id is missing.
         """
-        env_id, agent_id = self._whose(ac_data)
-        data = dict(columns_of(self, ac_data))
-        agents = self._last.setdefault(env_id, {})
-        action, states, fetches = agents.get(agent_id) or self._first()
+        key, data = owner_of(self, ac_data), dict(columns_of(self, ac_data))
+        action, states, fetches = self._last.get(key) or self._first()
         data.update(fetches)
         data[SampleBatch.ACTIONS] = action
         data.update({f"state_out_{number}": state for number, state in enumerate(states)})
-        if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
-            agents.pop(agent_id, None)
-        if not agents:
-            del self._last[env_id]
-        return AgentConnectorDataType(env_id, agent_id, data)
+        if is_final(data):
+            self._last.pop(key, None)
+        return AgentConnectorDataType(*key, data)
 
     def on_policy_output(self, output: ActionConnectorDataType) -> None:
-        env_id, agent_id = self._whose(output)
-        self._last.setdefault(env_id, {})[agent_id] = output.output
+        self._last[owner_of(self, output)] = output.output
 
     def over_rows(self, rows: AgentRows) -> None:
         """Do nothing: the rollout buffer passes policies their states."""
 
     def reset(self, env_id: Any) -> None:
-        self._last.pop(env_id, None)
-        for key in [key for key in self.memory if key[0] == env_id]:
-            self.memory.pop(key, None)
+        _forget_env(self._last, env_id)
+        _forget_env(self.memory, env_id)
 
     def forget(self, env_id: Any, agent_id: Any) -> None:
-        self._last.get(env_id, {}).pop(agent_id, None)
+        self._last.pop((env_id, agent_id), None)
         self.memory.pop((env_id, agent_id), None)
 
     def _first(self) -> PolicyOutput:
@@ -506,10 +507,3 @@ class StateBufferConnector(Stateless, AgentConnector):
             # Choices and numbers are one row of floats.
             shape = (sum(int(np.prod(leaf.shape or ())) for leaf in space.spaces),)
         return np.zeros(shape, space.dtype or np.float32), states, {}
-
-    def _whose(self, data: AgentConnectorDataType | ActionConnectorDataType) -> tuple[Any, Any]:
-        if data.env_id is None or data.agent_id is None:
-            raise ContractError(
-                f"{self.name}: env_id {data.env_id!r}, agent_id {data.agent_id!r}, expected both; pass its ids"
-            )
-        return data.env_id, data.agent_id

@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -364,19 +363,13 @@ class AgentRows:
 
 def _rewards(given: list[Any], connector: str) -> Column:
     """Return R rewards as a connector left them, as [R] float64."""
-    try:
-        # No dtype is asked for: texts would be read as numbers.
-        rewards = np.asarray(given)
-    except ValueError:
-        rewards = np.zeros(0, np.object_)
-    if rewards.dtype.kind in "biuf" and rewards.shape == (len(given),):
-        rewards = rewards.astype(np.float64)
-        if np.isfinite(rewards).all():
-            return rewards
-    wrong = next((reward for reward in given if not _is_finite(reward)), given[0])
-    raise ContractError(
-        f"{connector}: a reward is {wrong!r}, expected a finite number, because it is learned from; return a float"
-    )
+    for reward in given:
+        if not _is_finite(reward):
+            raise ContractError(
+                f"{connector}: a reward is {reward!r}, expected a finite number, because it is learned from; return a "
+                "float"
+            )
+    return np.array(given, np.float64)
 
 
 def _is_finite(reward: object) -> bool:
@@ -435,16 +428,11 @@ class ActionConnector(Connector):
         )
 
 
-_WAYS = ("__call__", "transform", "over_rows")
-
-
 class AgentConnector(Connector):
     """Base of agent connectors; override `transform`, or `__call__` to see all agents that wait together."""
 
     keeps_lives: ClassVar[bool] = False
     """Whether it keeps state per agent episode, so it needs to know the agent of each observation."""
-    tells_lives: ClassVar[bool] = False
-    """Whether `lives` returns all of that state, so agent episodes can continue in another process."""
     at_ends: ClassVar[bool] = True
     """Whether it needs final observations and rewards as soon as they come, not all at once later."""
 
@@ -474,16 +462,13 @@ class AgentConnector(Connector):
         )
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Transform a whole batch in place; used instead of `__call__` where `takes_rows`."""
-        raise ContractError(
-            f"{self.name}.over_rows: not defined, expected a transformation of whole batches; define it, or __call__"
-        )
+        """Transform a whole batch in place; what built-in connectors have beside `__call__`."""
 
     @property
     def takes_rows(self) -> bool:
-        """Whether `over_rows` replaces `__call__`: not where a subclass overrides `__call__` or `transform`."""
+        """Whether batches go through `over_rows`: only built-in classes themselves define it."""
         kind: Any = type(self)
-        return _takes_rows(kind)
+        return kind is not AgentConnector and "over_rows" in vars(kind)
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
         """Return the space and the width of rows behind this connector.
@@ -497,16 +482,6 @@ class AgentConnector(Connector):
     def begin(self, slot: int) -> None:
         """Reset the state of a slot, where a new agent episode begins."""
 
-    def lives(self, slots: Sequence[int]) -> list[Any]:
-        """Return the state of the agent episode on each slot; None for a new one. Only called where `tells_lives`.
-
-        Checkpoints hold it: arrays, numbers, texts, and lists and dicts of them.
-        """
-        return [None] * len(slots)
-
-    def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
-        """Restore the states that `lives` returned, on these slots."""
-
     def settle(self) -> None:
         """Called when a fragment has been closed, for work that is done once for many rows."""
 
@@ -518,16 +493,6 @@ class AgentConnector(Connector):
 
     def on_policy_output(self, output: ActionConnectorDataType) -> None:
         """Called with the policy's output for an agent, before action connectors change it."""
-
-
-@cache
-def _takes_rows(kind: Any) -> bool:
-    # The first class of the MRO that defines any of the three decides.
-    for base in kind.__mro__:
-        found = [way for way in _WAYS if way in vars(base)]
-        if found:
-            return "over_rows" in found and base is not AgentConnector
-    return False
 
 
 def columns_of(connector: Connector, ac_data: AgentConnectorDataType) -> Mapping[str, Any]:

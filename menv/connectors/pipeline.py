@@ -1,4 +1,4 @@
-"""Pipelines of connectors, edited by name, index and type, and the two pipelines of each network policy.
+"""Pipelines of connectors, edited by name, and the two pipelines of each network policy.
 
 An edit that fails raises and leaves the pipeline unchanged. The functions below say which parts of a pipeline work on
 whole batches, and move the state of agents between pipelines.
@@ -22,6 +22,7 @@ from menv.connectors.built_in import (
     ClipRewardAgentConnector,
     ConvertToNumpyConnector,
     EnvSamplingAgentConnector,
+    FrameStackAgentConnector,
     ImmutableActionsConnector,
     NormalizeActionsConnector,
     StateBufferConnector,
@@ -47,6 +48,7 @@ from menv.errors import ConfigError, ContractError, UnknownNameError
 from menv.spaces import OutsideSpaceError
 
 C = TypeVar("C", bound=Connector)
+P = TypeVar("P", bound="Pipeline[Any]")
 
 
 class Pipeline(Connector, Generic[C]):
@@ -97,27 +99,10 @@ class Pipeline(Connector, Generic[C]):
         del self.connectors[self._index(name, "remove")]
         self._changes += 1
 
-    def __getitem__(self, key: str | int | type[Any]) -> list[C]:
-        """Return a list of connectors: those that have a name, the one at an index, or those of a type.
-
-        Raises:
-            UnknownNameError: None has the name. (Of a type there may be none.)
-            IndexError: The index is not between those of the first and the last.
-            ConfigError: The key is something else.
-        """
-        if isinstance(key, str):
-            self._index(key, "[]")
-            return [connector for connector in self.connectors if connector.name == key]
-        if isinstance(key, int) and not isinstance(key, bool):
-            if not -len(self.connectors) <= key < len(self.connectors):
-                raise IndexError(
-                    f"{self.name}[{key}]: it has {len(self.connectors)} connectors, expected an index of one; look at "
-                    "print(pipeline)"
-                )
-            return [self.connectors[key]]
-        if isinstance(key, type):
-            return [connector for connector in self.connectors if isinstance(connector, key)]
-        raise ConfigError(f"{self.name}[{key!r}]: expected a name, an index or a class; pass one of these")
+    def __getitem__(self, name: str) -> list[C]:
+        """Return the connectors that have a name; an unknown one is an UnknownNameError."""
+        self._index(name, "[]")
+        return [connector for connector in self.connectors if connector.name == name]
 
     def __len__(self) -> int:
         return len(self.connectors)
@@ -211,7 +196,6 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
     """A sequence of agent connectors; itself one."""
 
     kind = AgentConnector
-    _groups: tuple[int, list[tuple[bool, list[AgentConnector]]]] | None = None
 
     def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
         asked: list[str] = []
@@ -229,7 +213,7 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
         """Transform a whole batch; only custom connectors see agent by agent."""
         asked: list[str] = []
         try:
-            for takes_rows, group in self._grouped():
+            for takes_rows, group in groupby(self.connectors, lambda connector: connector.takes_rows):
                 if takes_rows:
                     for connector in group:
                         connector.over_rows(rows)
@@ -242,13 +226,6 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
         except OutsideSpaceError as error:
             error.makers = [*asked, *error.makers]
             raise
-
-    def _grouped(self) -> list[tuple[bool, list[AgentConnector]]]:
-        """Return neighbours that are called in the same way; cached until a change."""
-        if self._groups is None or self._groups[0] != self._changes:
-            grouped = groupby(self.connectors, lambda connector: connector.takes_rows)
-            self._groups = self._changes, [(takes_rows, list(group)) for takes_rows, group in grouped]
-        return self._groups[1]
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
         for connector in self.connectors:
@@ -434,17 +411,7 @@ class PolicyConnectors:
 
     def for_evaluation(self) -> Self:
         """Return copies that share statistics and change none; ContractError if one cannot be copied."""
-        try:
-            agent, action = copy.deepcopy(self.agent), copy.deepcopy(self.action)
-        except Exception as error:  # whatever a user's __deepcopy__ raises
-            whose = ", ".join(_uncopied([*self.agent.connectors, *self.action.connectors])) or "connectors"
-            raise ContractError(
-                f"{whose}: cannot be copied ({type(error).__name__}: {error}), expected connectors that copy.deepcopy "
-                "can copy, because evaluations use copies; define __deepcopy__ in your class"
-            ) from error
-        agent.in_eval()
-        action.in_eval()
-        return type(self)(agent, action)
+        return type(self)(_copied(self.agent), _copied(self.action))
 
     def frozen(self) -> Self:
         """Return independent copies, statistics included; ContractError if one cannot be copied."""
@@ -455,14 +422,20 @@ class PolicyConnectors:
         return copied
 
 
-def _uncopied(connectors: Iterable[Connector]) -> list[str]:
-    names = []
-    for connector in connectors:
+def _copied(pipeline: P) -> P:
+    """Return a copy of a pipeline for evaluation; ContractError if a connector cannot be copied."""
+    copied = copy.copy(pipeline)
+    copied.connectors, memo = [], dict[int, Any]()
+    for connector in pipeline.connectors:
         try:
-            copy.deepcopy(connector)
-        except Exception:
-            names.append(connector.name)
-    return names
+            copied.connectors.append(copy.deepcopy(connector, memo))
+        except Exception as error:  # whatever a user's __deepcopy__ raises
+            raise ContractError(
+                f"{connector.name}: cannot be copied ({type(error).__name__}: {error}), expected a connector that "
+                "copy.deepcopy can copy, because evaluations use copies; define __deepcopy__ in your class"
+            ) from error
+    copied.in_eval()
+    return copied
 
 
 def stateful_connectors(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
@@ -476,12 +449,17 @@ def stateful_connectors(pipeline: AgentConnectorPipeline) -> list[AgentConnector
 
 def can_move(pipeline: AgentConnectorPipeline) -> bool:
     """Return whether all state per agent episode can be exported."""
-    return all(leaf.takes_rows and leaf.tells_lives for leaf in stateful_connectors(pipeline))
+    return len(_stacks(pipeline)) == len(stateful_connectors(pipeline))
+
+
+def _stacks(pipeline: AgentConnectorPipeline) -> list[FrameStackAgentConnector]:
+    found = [leaf for leaf in leaf_connectors(pipeline) if isinstance(leaf, FrameStackAgentConnector)]
+    return [leaf for leaf in found if leaf.takes_rows]
 
 
 def export_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int]) -> list[list[Any]]:
-    """Return for each slot the state of each connector; see `AgentConnector.lives`."""
-    found = [leaf.lives(slots) for leaf in stateful_connectors(pipeline)]
+    """Return for each slot what each connector that stacks frames remembers."""
+    found = [leaf.lives(slots) for leaf in _stacks(pipeline)]
     return [list(life) for life in zip(*found, strict=True)] if found else [[] for _ in slots]
 
 
@@ -489,7 +467,7 @@ def import_lives(
     pipeline: AgentConnectorPipeline, slots: Sequence[int], lives: Sequence[Sequence[Any]]
 ) -> None:
     """Restore the states of `export_lives` on these slots; an empty state is a new agent episode."""
-    for number, leaf in enumerate(stateful_connectors(pipeline)):
+    for number, leaf in enumerate(_stacks(pipeline)):
         leaf.take_lives(slots, [life[number] if life else None for life in lives])
 
 
@@ -497,11 +475,8 @@ def transfer_lives(
     pipeline: AgentConnectorPipeline, successor: AgentConnectorPipeline, slots: Sequence[int]
 ) -> None:
     """Copy the state of slots to a pipeline's replacement, for the connectors that both have."""
-    before, after = stateful_connectors(pipeline), stateful_connectors(successor)
-    places = match_kinds([type(leaf) for leaf in before], [type(leaf) for leaf in after])
-    for leaf, place in zip(after, places, strict=True):
-        if place is not None and leaf.takes_rows and leaf.tells_lives:
-            leaf.take_lives(slots, before[place].lives(slots))
+    for before, after in zip(_stacks(pipeline), _stacks(successor), strict=False):
+        after.take_lives(slots, before.lives(slots))
 
 
 def match_kinds(kinds: Sequence[type], successors: Sequence[type]) -> list[int | None]:

@@ -77,7 +77,7 @@ class Pair(MultiAgentEnv):
 
 
 def filter_of(algo: Any, policy_id: str = "default_policy") -> MeanStdObservationFilterAgentConnector:
-    (found,) = algo.get_policy(policy_id).agent_connectors[MeanStdObservationFilterAgentConnector]
+    (found,) = algo.get_policy(policy_id).agent_connectors["MeanStdObservationFilterAgentConnector"]
     assert isinstance(found, MeanStdObservationFilterAgentConnector)
     return found
 

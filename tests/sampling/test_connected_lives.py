@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import pytest
 
 from menv import MultiAgentEnv, local_policy_inference
 from menv.algorithms import PPO
@@ -17,7 +16,6 @@ from menv.connectors import (
     FrameStackAgentConnector,
     register_connector,
 )
-from menv.connectors.connector import AgentRows
 
 
 class OwnFrames(FrameStackAgentConnector):
@@ -112,11 +110,6 @@ class Doubles(AgentConnector):
         return ac_data
 
 
-class DoublesRows(Doubles):
-    def over_rows(self, rows: AgentRows) -> None:
-        rows.rewards = 2 * rows.rewards
-
-
 class Pays(Returns):
     """Every agent that acted is paid 1; the last step shows nothing."""
 
@@ -125,12 +118,11 @@ class Pays(Returns):
         return {} if rest[0]["__all__"] else obs, dict.fromkeys(actions, 1.0), *rest
 
 
-@pytest.mark.parametrize("connector", [Doubles, DoublesRows])
-def test_a_reward_is_changed_also_where_a_life_ends_without_a_last_observation(connector: Any) -> None:
+def test_a_reward_is_changed_also_where_a_life_ends_without_a_last_observation() -> None:
     config = {"seed": 0, "rollout_fragment_length": 24, "train_batch_size": 24}
     with PPO(env=Pays, config=config) as algo:
         policy: Any = algo.get_policy()
-        policy.agent_connectors.prepend(connector())
+        policy.agent_connectors.prepend(Doubles())
         batch = algo.sample()["default_policy"]
     assert len(batch) == 3 * (8 + 3 + 3)
     assert batch["rewards"].tolist() == [2.0] * len(batch)

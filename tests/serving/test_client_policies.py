@@ -14,7 +14,6 @@ from menv.envs import RandomMultiAgentEnv
 from menv.errors import ContractError
 from menv.inference.policy_bundle import pack_bundle, pack_weights, policy_from_bytes
 from menv.serving import Limits, PolicyClient, PolicyServerInput
-from menv.serving.client.local_actor import LocalPolicy, unpacked
 from menv.serving.protocol import SetState
 from tests.serving.courses import OBSERVATIONS, TEAMS, Course, every_mode, observation, play, playing
 from tests.serving.served import served, settled
@@ -352,47 +351,6 @@ class OfClients(AgentConnector):
         return cls(ctx)
 
 
-class Aging(OfClients):
-    """Counts the rows of each life."""
-
-    keeps_lives = tells_lives = True
-
-    def __init__(self, ctx: Any) -> None:
-        super().__init__(ctx)
-        self.ages: dict[int, int] = {}
-
-    def over_rows(self, rows: Any) -> None:
-        rows.array()
-        for slot in rows.slots.tolist():
-            self.ages[slot] = self.ages.get(slot, 0) + 1
-
-    def lives(self, slots: Any) -> list[Any]:
-        return [self.ages.get(slot) for slot in slots]
-
-    def take_lives(self, slots: Any, lives: Any) -> None:
-        self.ages.update({slot: age or 0 for slot, age in zip(slots, lives, strict=True)})
-
-
-def test_connectors_that_remember_lives_may_come_and_go_in_the_middle_of_one() -> None:
-    with Course(STACKED) as course:
-        policy = course.algo.get_policy()
-        local = LocalPolicy(pack_bundle(policy), 1)
-        life, ages = None, []
-        for number in range(6):
-            if number == 2:
-                policy.agent_connectors.prepend(Aging(policy.agent_connectors.ctx))
-            if number == 4:
-                policy.agent_connectors.remove("Aging")
-            local.take(unpacked(None, pack_bundle(policy)), number)
-            decided = local.act([observation(number)], None, None, [life], "here")
-            assert decided.lives is not None
-            (life,) = decided.lives
-            ages.append([memory for memory in life[1] if isinstance(memory, int)])
-            frames = np.concatenate([observation(max(before, 0)) for before in range(number - 2, number + 1)])
-            assert np.allclose(decided.rows[0], frames)
-        assert ages == [[], [], [1], [2], [], []]
-
-
 @pytest.mark.slow_unless("False")
 @pytest.mark.parametrize("trains", [False, True])
 def test_agents_that_come_and_go_have_frames_of_their_own(trains: bool) -> None:
@@ -431,8 +389,8 @@ class Untold(OfClients):
 
     keeps_lives = True
 
-    def over_rows(self, rows: Any) -> None:
-        rows.array()
+    def transform(self, ac_data: Any) -> Any:
+        return ac_data
 
 
 def test_a_policy_whose_connectors_do_not_tell_what_they_remember_acts_at_the_server_only() -> None:

@@ -91,8 +91,8 @@ class LocalPolicy:
         self._read_policy()
         if self.policy.lives_stay:
             raise ContractError(
-                f"policy {self.policy.policy_id!r}: its connectors remember lives and do not tell what, expected "
-                "tells_lives of all that keep some; use inference_mode='remote'"
+                f"policy {self.policy.policy_id!r}: its connectors remember lives, expected no others than "
+                "FrameStackAgentConnector to do so; use inference_mode='remote'"
             )
 
     def take(self, update: PolicyUpdate, number: int) -> bool:
