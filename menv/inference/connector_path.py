@@ -7,7 +7,7 @@ output do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
@@ -134,25 +134,34 @@ class ConnectorPath:
             OutsideSpaceError: A connector or the network cannot process an observation.
             ContractError: A connector returned something invalid.
         """
+
+        def through(index: int, places: Column | None) -> ConnectedRows:
+            own = [_some(column, places) for column in (obs, rewards, slots, infos)]
+            return self._through(index, own[0], own[1], own[2], seats, own[3], final, over)
+
+        return ConnectedRows(*self._joined(which, len(obs), through))
+
+    def _joined(
+        self, which: Column | int, count: int, run: Callable[[int, Column | None], Sequence[Any]]
+    ) -> Sequence[Any]:
+        """Return columns of R rows, those of each policy by `run(index, places)`; places are None for all rows."""
         groups = self._split(which)
         if len(groups) == 1:
-            return self._through(groups[0][0], obs, rewards, slots, seats, infos, final, over)
-        whole: ConnectedRows | None = None
+            return run(groups[0][0], None)
+        whole: list[Any] = []
         for index, places in groups:
             assert places is not None
             try:
-                part = self._through(
-                    index, _some(obs, places), None if rewards is None else rewards[places],
-                    None if slots is None else slots[places], seats, _some(infos, places), final,
-                )  # fmt: skip
+                part = run(index, places)
             except OutsideSpaceError as error:
                 raise error.among(places) from error
-            if whole is None:
-                whole = ConnectedRows(*(_room(len(obs), column) for column in part))
+            whole = whole or [
+                None if column is None else np.empty((count, *column.shape[1:]), column.dtype)
+                for column in part
+            ]
             for column, own in zip(whole, part, strict=True):
                 if column is not None:
                     column[places] = own
-        assert whole is not None
         return whole
 
     def rows_of_lives(
@@ -240,27 +249,16 @@ class ConnectorPath:
         out: list[Any] = [None] * len(actions)
         for index, places in groups:
             assert places is not None
-            own = None if seats is None else [seats[place] for place in places.tolist()]
-            masked = None if mask is None else mask[places]
-            part = self._answers(index, actions[places], obs[places], masked, own)
+            part = self._answers(index, *(_some(column, places) for column in (actions, obs, mask, seats)))
             for place, action in zip(places.tolist(), part, strict=True):
                 out[place] = action
         return out
 
     def network_form(self, which: Column | int, actions: Any) -> Column:
         """Return the network's [R, ...] actions for R elements of the action space; the inverse of `answers`."""
-        groups = self._split(which)
-        if len(groups) == 1:
-            return self.outputs[groups[0][0]].inverse(actions)
-        found: Any = None
-        for index, places in groups:
-            assert places is not None
-            try:
-                part = self.outputs[index].inverse(_some(actions, places))
-            except OutsideSpaceError as error:
-                raise error.among(places) from error
-            found = _room(len(actions), part) if found is None else found
-            found[places] = part
+        (found,) = self._joined(
+            which, len(actions), lambda index, places: [self.outputs[index].inverse(_some(actions, places))]
+        )
         return np.asarray(found)
 
     def _answers(
@@ -355,11 +353,7 @@ def refuse_unknown_lives(policy_id: str, path: ConnectorPath) -> None:
         )
 
 
-def _some(values: Any, places: Column) -> Any:
-    if values is None or isinstance(values, np.ndarray):
-        return None if values is None else values[places]
-    return [values[place] for place in places.tolist()]
-
-
-def _room(rows: int, like: Any) -> Any:
-    return None if like is None else np.empty((rows, *like.shape[1:]), like.dtype)
+def _some(values: Any, places: Column | None) -> Any:
+    if values is None or places is None:
+        return values
+    return values[places] if isinstance(values, np.ndarray) else [values[place] for place in places.tolist()]

@@ -89,8 +89,7 @@ class Setting(NamedTuple):
     """One setting of a config class.
 
     Attributes:
-        kind: The type of its values, if there is one beside its choices that msgspec checks; a section's class.
-        choices: Single values that it may have, such as "auto" or None.
+        kind: The type of its values beside single ones such as "auto" or None; a section's class.
         type: What msgspec checks.
         rule: The same in words.
     """
@@ -98,7 +97,6 @@ class Setting(NamedTuple):
     name: str
     default: Any
     kind: Any
-    choices: tuple[Any, ...]
     type: Any
     rule: str
     facts: Facts
@@ -161,24 +159,22 @@ def _read_table(config_class: type[Any]) -> Mapping[str, Setting]:
     return rows
 
 
-def _checks(annotation: Any, facts: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Any, str]:
-    """Return the kind, the choices, the type for msgspec and the rule of a setting."""
+def _checks(annotation: Any, facts: Mapping[str, Any]) -> tuple[Any, Any, str]:
+    """Return the kind, the type for msgspec and the rule of a setting."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    choices = tuple(choice for part in parts for choice in _choices(part, parts))
-    kinds = [part for part in parts if not _choices(part, parts)]
-    kind = kinds[0] if len(kinds) == 1 else None
-    kind = Mapping if get_origin(kind) is Mapping else kind
-    listed = [repr(choice) for choice in choices]
+    choices = {part: _choices(part, parts) for part in parts}
+    kinds = [part for part in parts if not choices[part]]
+    listed = [repr(choice) for found in choices.values() for choice in found]
     if not kinds:
-        return None, choices, annotation, f"one of {', '.join(listed)}"
+        return None, annotation, f"one of {', '.join(listed)}"
+    kind = Mapping if get_origin(kinds[0]) is Mapping else kinds[0]
     if get_origin(kind) is Annotated:
-        return kind, choices, annotation, kinds[0].__metadata__[0].description
-    if kind not in _WORDS:
+        return kind, annotation, kinds[0].__metadata__[0].description
+    if len(kinds) > 1 or kind not in _WORDS:
         # A section, a function or one of several types, which the config class checks itself.
-        return kind, choices, Any, ""
+        return kind, Any, ""
     checked, words = _bounded(kind, facts)
-    others = [part for part in parts if part not in kinds]
-    return kind, choices, Union[(checked, *others)], ", or ".join([words, *listed])
+    return kind, Union[(checked, *(part for part in parts if choices[part]))], ", or ".join([words, *listed])
 
 
 def _bounded(kind: Any, facts: Mapping[str, Any]) -> tuple[Any, str]:
