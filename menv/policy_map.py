@@ -219,7 +219,7 @@ class PolicyMap:
         if value is None:
             return None
         if callable(value):
-            return _with_batch(value)
+            return value
         chosen = {value} if isinstance(value, str) else set(_ids("policies_to_train", value))
         unknown = sorted(chosen - self.specs.keys(), key=str)
         if unknown:
@@ -238,30 +238,6 @@ def _ids(setting: str, value: object) -> list[Any]:
             f'{setting}: {value!r}, expected policy ids{or_function}; pass a list such as ["learner"]'
         )
     return ids
-
-
-def _with_batch(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:
-    """Return `fn` as a function of (policy_id, batch)."""
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return fn
-    if _takes(signature, 2):
-        return fn
-    if not _takes(signature, 1):
-        raise ConfigError(
-            f"policies_to_train: its parameters are ({', '.join(signature.parameters)}), expected (policy_id, batch) "
-            "or the id alone; give the others defaults"
-        )
-    return lambda policy_id, batch: fn(policy_id)
-
-
-def _takes(signature: inspect.Signature, count: int) -> bool:
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
-        return False
-    return True
 
 
 def _decided(fn: Callable[[str, Any], Any], policy_id: str, batch: object) -> bool:

@@ -163,16 +163,12 @@ def check_policy_id(policy_id: Any) -> str:
     """Return a policy id, which must be usable as the name of a folder."""
     bad = not isinstance(policy_id, str) or not policy_id or policy_id[-1] in " ."
     # Control characters and halves of characters are not printable.
-    if bad or not policy_id.isprintable() or any(char in _BAD_IN_IDS for char in policy_id):
+    bad = bad or not policy_id.isprintable() or any(char in _BAD_IN_IDS for char in policy_id)
+    if bad or len(policy_id.encode()) > _MOST_BYTES:
         raise ConfigError(
-            f"policies: id {policy_id!r:.300}, expected a string without any of {_BAD_IN_IDS} and what cannot be "
-            "printed that does not end in a space or a dot, because it names a folder in checkpoints; choose another id"
-        )
-    size = len(policy_id.encode())
-    if size > _MOST_BYTES:
-        raise ConfigError(
-            f"policies: id {policy_id[:20]!r}... of {size} bytes, expected at most {_MOST_BYTES}, because it names a "
-            "folder in checkpoints; choose a shorter id"
+            f"policies: id {policy_id!r:.300}, expected a string of at most {_MOST_BYTES} bytes without any of "
+            f"{_BAD_IN_IDS} and what cannot be printed that does not end in a space or a dot, because it names a "
+            "folder in checkpoints; choose another id"
         )
     return str(policy_id)
 

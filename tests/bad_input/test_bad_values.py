@@ -61,21 +61,14 @@ def test_an_algorithm_that_is_no_name_is_refused_and_not_taken_for_none(algorith
 
 
 @pytest.mark.parametrize(
-    ("function", "parameters"), [(lambda: True, ""), (lambda a, b, c: True, "a, b, c"), (object, "")]
-)
-def test_a_function_of_something_else_cannot_choose_who_learns(function: Any, parameters: str) -> None:
-    message = rf"policies_to_train: its parameters are \({parameters}\), expected \(policy_id, batch\)"
-    refused({"multiagent": {**TWO, "policies_to_train": function}}, message)
-
-
-@pytest.mark.parametrize(
     ("function", "message"),
     [
         (lambda policy_id, batch: None, "returned a NoneType for policy 'ann'"),
-        (lambda policy_id: "no", "returned a str for policy 'ann'"),
+        (lambda policy_id, batch: "no", "returned a str for policy 'ann'"),
         (lambda policy_id, batch: np.array([True, False]), "returned a ndarray for policy 'ann'"),
         (lambda policy_id, batch: {}[policy_id], "raised KeyError: 'ann' for policy 'ann'"),
         (int, "raised TypeError: .* for policy 'ann'"),
+        (lambda policy_id: True, "raised TypeError: .* for policy 'ann'"),
     ],
 )
 def test_a_function_that_does_not_say_who_learns_is_named(function: Any, message: str) -> None:
@@ -89,7 +82,7 @@ def test_a_function_that_does_not_say_who_learns_is_named(function: Any, message
 
 @pytest.mark.parametrize("yes", [True, np.bool_(True), 1])
 def test_a_yes_of_any_kind_lets_a_policy_learn(yes: Any) -> None:
-    multiagent = {**TWO, "policies_to_train": lambda policy_id: yes if policy_id == "ann" else not yes}
+    multiagent = {**TWO, "policies_to_train": lambda policy_id, batch: yes if policy_id == "ann" else not yes}
     with PPO(env=Faulty, config={**SMALL, "multiagent": multiagent}) as algo:
         assert set(algo.train()["info"]["learner"]) == {"ann"}
 
