@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import gymnasium as gym
 
-from menv.errors import ConfigError
+from menv.errors import ConfigError, in_words
 
 
 class EnvContext(dict[str, Any]):
@@ -119,7 +119,7 @@ def _own_copy(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         return copy.deepcopy(dict(settings))
     except Exception as error:
         raise ConfigError(
-            f"EnvContext: {name} cannot be copied ({type(error).__name__}: {error}), "
+            f"EnvContext: {name} cannot be copied ({in_words(error)}), "
             "expected values that copy.deepcopy takes; open files, locks and connections in the constructor "
             "of the environment"
         ) from error

@@ -92,6 +92,19 @@ class EnvFaultWarning(UserWarning):
     """A sub-environment raised, which cost its episode, or excluded an episode from training too late."""
 
 
+def message_of(error: BaseException) -> str:
+    """Return the message of an error of any class, also of one whose `__str__` raises."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"(its __str__ raised {type(other).__name__})"
+
+
+def in_words(error: BaseException) -> str:
+    """Return the class and the message of an error of any class."""
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
 _LONGEST = 200
 _LONGEST_TRACEBACK = 20_000
 CALLER, WORKER = "caller", "worker"
@@ -171,7 +184,7 @@ class EnvFault(NamedTuple):
         while here is not None:
             file, line = here.tb_frame.f_code.co_filename, here.tb_lineno
             here = here.tb_next
-        kind, said = type(error).__name__, " ".join(str(error).split())[:_LONGEST].rstrip()
+        kind, said = type(error).__name__, " ".join(message_of(error).split())[:_LONGEST].rstrip()
         place = f" ({PurePath(file).name}:{line})" if file else ""
         text = f"{kind}{': ' if said else ''}{said} in {where} of env {env_id}{place}"
         trace = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]

@@ -21,7 +21,7 @@ import numpy as np
 from menv.base_env import SINGLE_AGENT, AgentId
 from menv.env_calls import OR_MANY_AGENTS
 from menv.episode import Episode
-from menv.errors import ConfigError, ContractError, MenvError
+from menv.errors import ConfigError, ContractError, MenvError, in_words
 from menv.policy_spec import PolicySpec, check_policy_id
 
 DEFAULT_POLICY = "default_policy"
@@ -247,7 +247,7 @@ def _decided(fn: Callable[[str, Any], Any], policy_id: str, batch: object) -> bo
         raise
     except Exception as error:
         raise ContractError(
-            f"policies_to_train: raised {type(error).__name__}: {error} for policy {policy_id!r}, expected True or "
+            f"policies_to_train: raised {in_words(error)} for policy {policy_id!r}, expected True or "
             "False; its own traceback is above"
         ) from error
     if not isinstance(answer, int | np.bool_):

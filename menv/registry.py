@@ -44,6 +44,7 @@ from menv.errors import (
     MenvError,
     MissingExtraError,
     UnknownNameError,
+    message_of,
     raised_by_envs,
 )
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
@@ -533,7 +534,7 @@ def acts_like_an_env(env: Any) -> bool:
 
 def _first_line(error: BaseException) -> str:
     # What menv says itself ends with what to do.
-    return next(iter(str(error).splitlines()), "")[: 1000 if isinstance(error, MenvError) else 200]
+    return next(iter(message_of(error).splitlines()), "")[: 1000 if isinstance(error, MenvError) else 200]
 
 
 def unknown_name(

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.errors import ContractError
+from menv.errors import ContractError, message_of
 
 Space: TypeAlias = gym.Space[Any]
 Keys: TypeAlias = tuple[Any, ...]
@@ -412,7 +412,7 @@ def _as_array(value: object) -> tuple[Array, str]:
     except ValueError:
         return np.empty(0), f"a ragged {type(value).__name__}"
     except (TypeError, RuntimeError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
+        first = next(iter(message_of(error).splitlines()), type(error).__name__)
         return np.empty(0), f"a {type(value).__name__} that numpy cannot read ({first})"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from menv.base_env import convert_env, innermost
 from menv.env_calls import close_all, close_env, reset_env, returned
-from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, raised_by_envs
+from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, in_words, raised_by_envs
 
 StepLists = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
@@ -251,7 +251,7 @@ def check_number(num_envs: Any) -> None:
 
 def _crash(index: int, method: str, error: BaseException) -> EnvCrashError:
     return EnvCrashError(
-        f"env {index} {method}: raised {type(error).__name__}: {error}; the environment's own traceback is above "
+        f"env {index} {method}: raised {in_words(error)}; the environment's own traceback is above "
         "(sub-environments of a VectorEnv are not re-created one by one)"
     )
 

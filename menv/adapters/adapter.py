@@ -12,7 +12,7 @@ import numpy as np
 
 from menv.adapters.poll_events import EpisodeReplay
 from menv.base_env import AgentId, BaseEnv, EnvId, IntArray
-from menv.errors import ConfigError, EnvCrashError, MenvError, raised_by_envs
+from menv.errors import ConfigError, EnvCrashError, MenvError, in_words, raised_by_envs
 
 if TYPE_CHECKING:
     from menv.adapters.external import RequestSource
@@ -135,7 +135,7 @@ def call_env(env: BaseEnv, method: str, *args: Any, **kwargs: Any) -> Any:
         raise
     except raised_by_envs() as error:
         raise EnvCrashError(
-            f"{type(env).__name__}.{method}: raised {type(error).__name__}: {error}; "
+            f"{type(env).__name__}.{method}: raised {in_words(error)}; "
             "the environment's own traceback is above"
         ) from error
 

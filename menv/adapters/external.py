@@ -33,7 +33,7 @@ from menv.base_env import (
     TrajectoryChunk,
     Unclaimed,
 )
-from menv.errors import CALLER, ContractError, EnvCrashError, EnvFault
+from menv.errors import CALLER, ContractError, EnvCrashError, EnvFault, in_words
 from menv.external_env import over, stopped
 
 _NOT_OVER: dict[AgentId, bool] = {ALL: False}
@@ -116,9 +116,7 @@ class EnvThreads(RequestSource):
         try:
             env.run()
         except BaseException as error:
-            fault = EnvCrashError(
-                f"{name}.run: raised {type(error).__name__}: {error}; its traceback is above"
-            )
+            fault = EnvCrashError(f"{name}.run: raised {in_words(error)}; its traceback is above")
             fault.__cause__, fault._capsule = error, env._taken.record(error)
         else:
             fault = EnvCrashError(

@@ -29,6 +29,7 @@ from menv.errors import (
     EnvFault,
     MenvError,
     WorkerLostError,
+    in_words,
     raised_by_envs,
 )
 
@@ -215,7 +216,7 @@ class LocalEnvs(Adapter):
             raise
         except Exception as error:
             raise EnvCrashError(
-                f"env {index} close: raised {type(error).__name__}: {error}, expected it to return; fix close, all "
+                f"env {index} close: raised {in_words(error)}, expected it to return; fix close, all "
                 "other sub-environments were closed; the environment's own traceback is above"
             ) from error
 
@@ -464,7 +465,7 @@ class LocalEnvs(Adapter):
         self._envs[index] = self._make_env(index)
 
     def _crash_text(self, index: int, where: str, error: BaseException) -> str:
-        return f"env {index} {where}, env step {int(self.env_steps[index])}: raised {type(error).__name__}: {error}"
+        return f"env {index} {where}, env step {int(self.env_steps[index])}: raised {in_words(error)}"
 
 
 def interrupted_poll_error() -> CallOrderError:

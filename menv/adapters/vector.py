@@ -41,7 +41,15 @@ from menv.base_env import (
     VectorStep,
 )
 from menv.env_calls import close_env, last_obs, returned
-from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, MenvError, raised_by_envs
+from menv.errors import (
+    CallOrderError,
+    ConfigError,
+    ContractError,
+    EnvCrashError,
+    MenvError,
+    in_words,
+    raised_by_envs,
+)
 from menv.spaces import own_copy
 from menv.vector_env import VectorEnv
 
@@ -400,7 +408,7 @@ class LockstepEnvs(Adapter):
                     f"{where}: {error}, expected {_SIGNATURES[method]}; declare these parameters"
                 ) from error
             raise EnvCrashError(
-                f"{where}, env step {int(self.env_steps.max())}: raised {type(error).__name__}: {error}; the "
+                f"{where}, env step {int(self.env_steps.max())}: raised {in_words(error)}; the "
                 "environment's own traceback is above (its sub-environments cannot be created again one by one)"
             ) from error
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -47,6 +47,9 @@ _COSTS = (
 )
 
 
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
 class Capsule(msgspec.Struct, kw_only=True):
     """The content of a crash capsule.
 
@@ -77,12 +80,12 @@ class Capsule(msgspec.Struct, kw_only=True):
     line: str
     origin: tuple[str, str, int]
     traceback: str
-    worker_index: int = 0
-    vector_index: int = 0
-    num_workers: int = 0
+    worker_index: _Count = 0
+    vector_index: _Count = 0
+    num_workers: _Count = 0
     seed: int | None = None
-    env_index: int = 0
-    began: int = 0
+    env_index: _Count = 0
+    began: _Count = 0
     actions: list[tuple[Any, Any]] | None
     arrays: dict[str, tuple[str, list[int], list[Any]]]
     versions: dict[str, str]
@@ -133,10 +136,12 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
                 f"{file}: a capsule of version {content.get('version')!r:.20}, expected {CAPSULE_VERSION}; replay it "
                 "with the menv that wrote it"
             )
-        return msgspec.convert(content, Capsule)
+        capsule = msgspec.convert(content, Capsule)
+        capsule.actions_by_agent()
+        return capsule
     except ConfigError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"{file}: cannot be read ({error}), expected a crash capsule, such as runs/NAME/crashes/001.json; check "
             "the path, or copy it again"

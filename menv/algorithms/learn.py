@@ -22,7 +22,7 @@ import gymnasium as gym
 import menv
 from menv.algorithms.config.stored_config import stored_config
 from menv.algorithms.crash_capsules import CRASHES
-from menv.errors import ConfigError, MissingExtraError, NotWrittenError
+from menv.errors import ConfigError, MissingExtraError, NotWrittenError, in_words
 from menv.inference.checkpoint_folder import LATEST
 from menv.migration_hints import Result
 from menv.plain_files import inside
@@ -327,7 +327,7 @@ def train_until(
             )
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = in_words(error)
         followers.call(Tracker.raised, error)
         raise
     finally:

@@ -38,7 +38,7 @@ from menv.checking.values import (
     used_since,
 )
 from menv.env_calls import OR_MANY_AGENTS, many_agents, returned
-from menv.errors import ContractError
+from menv.errors import ContractError, message_of
 from menv.spaces import own_copy
 
 Key: TypeAlias = tuple[EnvId, AgentId]
@@ -195,7 +195,7 @@ class EnvRunner(abc.ABC):
         return self.stated(returned, result, number, method)
 
     def _crash(self, method: str, error: BaseException, code: str) -> Broken:
-        if "read-only" in str(error):
+        if "read-only" in message_of(error):
             code = "ME072"
         return self.broken(code, f"{method} raised {describe(error)}")
 
@@ -248,7 +248,7 @@ def describe(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     place = f" (line {trace.tb_lineno} of {trace.tb_frame.f_code.co_name})" if trace is not None else ""
-    first = next(iter(str(error).splitlines()), "")[:200]
+    first = next(iter(message_of(error).splitlines()), "")[:200]
     return f"{type(error).__name__}: {first}{place}"
 
 

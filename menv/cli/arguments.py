@@ -16,8 +16,10 @@ import signal
 import sys
 import tomllib
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -28,6 +30,8 @@ _OBJECT = re.compile(r"@(\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
 _FUNCTION = re.compile(r"^(from_checkpoint: |\w+: (?=there is no folder ))")
 """What begins an error of a function that the command calls."""
 _FILES = {".json", ".toml"}
+_MOST_LEVELS, _MOST_QUOTED = 64, 200
+"""Levels of settings, and characters of them in a message."""
 _EXPECTED = "expected a JSON object, a .json or .toml file, or KEY=VALUE"
 
 
@@ -81,9 +85,8 @@ def with_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in settings.items():
         *sections, last = key.split(".")
-        found = merge(
-            found, functools.reduce(lambda inner, part: {part: inner}, reversed(sections), {last: value})
-        )
+        inner = functools.reduce(lambda inner, part: {part: inner}, reversed(sections), {last: value})
+        found = merge(found, _not_deep(inner))
     return found
 
 
@@ -108,13 +111,42 @@ def with_objects(value: Any) -> Any:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        settings = json.loads(text)
-    except ValueError as error:
+        settings = _json(text)
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
+            f"{text!r:.{_MOST_QUOTED}} is no JSON ({error}), expected an object with keys in double quotes"
         ) from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"{text!r} is no JSON object, expected one with keys in double quotes")
+        raise ConfigError(
+            f"{text!r:.{_MOST_QUOTED}} is no JSON object, expected one with keys in double quotes"
+        )
+    return _not_deep(settings)
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_each_once)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ConfigError(f"the key {twice!r:.60} is given twice in one object, expected it once; delete one")
+    return found
+
+
+def _not_deep(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings; refuse deeply nested ones, which no function of Python can walk."""
+    inner: list[Any] = [settings]
+    for _ in range(_MOST_LEVELS):
+        parts = [
+            one.values() if isinstance(one, dict) else one for one in inner if isinstance(one, dict | list)
+        ]
+        inner = list(chain.from_iterable(parts))
+    if inner:
+        raise ConfigError(f"settings of more than {_MOST_LEVELS} levels, expected fewer; write them flatter")
     return settings
 
 
@@ -124,16 +156,20 @@ def _file(path: Path) -> dict[str, Any]:
         return _json_object(text)
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: no TOML ({error}); strings stand in quotes there") from None
 
 
 def _one(key: str, text: str) -> dict[str, Any]:
     value: Any = text
-    for read in (ast.literal_eval, json.loads):
+    for read in (ast.literal_eval, _json):
         # The last successful reader counts: only JSON reads `Infinity`, only Python reads `False`.
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        try:
             value = read(text)
+        except ConfigError:
+            raise
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            pass
     return {key: value}
 
 

@@ -52,7 +52,7 @@ from menv.cli.arguments import (
     with_sections,
 )
 from menv.cli.train import train_parser
-from menv.errors import ConfigError, MissingExtraError
+from menv.errors import ConfigError, MissingExtraError, message_of
 from menv.plain_files import inside, opened, read, replacing
 from menv.serialization import read_json, shell_line, writing
 from menv.serving.interrupts import Terminations
@@ -275,7 +275,7 @@ class Sweep:
                     return
                 if isinstance(error, ConfigError) and not self._has_reported:
                     raise
-                trial.set_user_attr("error", str(error))
+                trial.set_user_attr("error", message_of(error))
                 self.study.tell(trial, state=TrialState.FAIL)
             except optuna.TrialPruned:
                 self.study.tell(trial, state=TrialState.PRUNED)

@@ -49,7 +49,7 @@ from menv.cli.reopen import as_opened, reopened, take_trust
 from menv.cli.zoo import ZooSettings, required_zoo_settings, zoo_settings
 from menv.env_calls import close_unused
 from menv.env_context import EnvContext
-from menv.errors import ConfigError
+from menv.errors import ConfigError, message_of
 from menv.inference.checkpoint_folder import LATEST, RUN_CHECKPOINTS
 from menv.policy_spec import PolicySpec
 from menv.registry import describe_env, make_env
@@ -242,7 +242,7 @@ def _begun(
     except BaseException as error:
         for service in services:
             service.raised(error)
-            service.end(str(error))
+            service.end(message_of(error))
         raise
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from menv.base_env import SINGLE_AGENT, ExternalSteps
-from menv.errors import ConfigError, MissingExtraError
+from menv.errors import ConfigError, MissingExtraError, message_of
 from menv.offline.episodes import (
     KEY,
     Column,
@@ -118,7 +118,10 @@ def _sources(where: str, path: Path) -> Iterator[EpisodeSource]:
     with _reading(where), opened(path) as file:
         if path.suffix == ".parquet":
             # Not the Arrow schema: an extension type in it could need a class.
-            found = _parquet(file).metadata
+            recording = _parquet(file)
+            # It raises for a damaged description, with which looking at columns ends the process.
+            recording.scan_contents()
+            found = recording.metadata
             text, parts, read = (found.metadata or {}).get(KEY.encode()), found.num_row_groups, _read_parquet
         else:
             text, parts, read = file.readline(), 1, _read_jsonl
@@ -139,8 +142,10 @@ def _reading(where: str) -> Iterator[None]:
         yield
     except (ConfigError, MissingExtraError):
         raise
-    except (OSError, ValueError, TypeError, LookupError, OverflowError, RuntimeError) as error:
-        raise not_ours(where, f"it cannot be read ({str(error).splitlines()[0]:.120})") from error
+    except Exception as error:
+        # Some classes of pyarrow have Exception itself as their base.
+        said = message_of(error) or type(error).__name__
+        raise not_ours(where, f"it cannot be read ({said.splitlines()[0]:.120})") from error
 
 
 def _package(name: str, install: str) -> Any:
@@ -168,7 +173,9 @@ def _write_parquet(path: Path, header: Header, episodes: Sequence[RecordedEpisod
     pa, pq = _pyarrow()
     types = [(name, _arrow_type(pa, column)) for name, column in header.columns.items()]
     steps = np.cumsum([sum(len(one.steps.rewards) for one in episode.trajectories) for episode in episodes])
-    with pq.ParquetWriter(path, pa.schema(types, {KEY: header.to_json()}), compression="zstd") as writer:
+    schema = pa.schema(types, {KEY: header.to_json()})
+    # pyarrow opens no path that is no UTF-8.
+    with opened(path, "wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for _, group in itertools.groupby(enumerate(episodes), lambda pair: steps[pair[0]] // _STEPS):
             columns = to_columns(header, group)
             for name, (_, shape) in header.columns.items():

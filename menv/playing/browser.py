@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import AgentId
-from menv.errors import ConfigError, ContractError, MenvError, MissingExtraError
+from menv.errors import ConfigError, ContractError, MenvError, MissingExtraError, in_words
 from menv.playing.game import Game, Position
 from menv.serving.transports.access import Access, bind
 
@@ -182,7 +182,7 @@ class _Table:
             # Of the environment: the person can start another game.
             _log.exception("menv play: the game failed")
             self._position = None
-            found = {"error": f"The game failed ({type(error).__name__}: {error}); start a new game."}
+            found = {"error": f"The game failed ({in_words(error)}); start a new game."}
         return found
 
     def _act(self, message: Mapping[str, Any]) -> dict[str, Any]:

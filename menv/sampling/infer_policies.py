@@ -17,7 +17,7 @@ import gymnasium as gym
 from menv.base_env import SINGLE_AGENT, AgentId, BaseEnv
 from menv.env_calls import OR_MANY_AGENTS, reset_env
 from menv.episode import Episode
-from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
+from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, in_words
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
@@ -91,7 +91,7 @@ class AgentSpaces:
         declared = self._declared(agent)
         if declared is None:
             cause = self._raised()
-            raised = f" ({type(cause).__name__}: {cause})" if cause else ""
+            raised = f" ({in_words(cause)})" if cause else ""
             raise ConfigError(
                 f"agent {agent!r}: the environment declares no {self._kind} space{raised}, expected a gymnasium Space; "
                 f"set {self._kind}_space in its __init__, or give it in the config or with PolicySpec"
@@ -281,7 +281,7 @@ def _first_agents(env: object, base_env: BaseEnv) -> list[AgentId]:
         raise
     except Exception as error:
         raise EnvCrashError(
-            f"env 0 reset: raised {type(error).__name__}: {error}, expected the first observations, because "
+            f"env 0 reset: raised {in_words(error)}, expected the first observations, because "
             f"{type(env).__name__} declares no spaces before them; declare these in __init__, or fix reset"
         ) from error
     return list(obs) if kind == "multi_agent" else []
@@ -321,7 +321,7 @@ def _users(
                 raise
             except Exception as error:
                 raise ConfigError(
-                    f"policy_mapping_fn: raised {type(error).__name__}: {error} for agent {agent!r} (dry run over "
+                    f"policy_mapping_fn: raised {in_words(error)} for agent {agent!r} (dry run over "
                     f"possible_agents), expected a policy id of {sorted(policy_map.specs)}; fix the "
                     f"function{OR_MANY_AGENTS if agent == SINGLE_AGENT else ''}"
                 ) from error

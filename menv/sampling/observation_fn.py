@@ -12,7 +12,7 @@ from typing import Any
 
 from menv.base_env import AgentId, EnvId, Ready
 from menv.episode import Episode
-from menv.errors import ContractError, MenvError
+from menv.errors import ContractError, MenvError, in_words
 
 Fn = Callable[..., Mapping[AgentId, Any]]
 
@@ -97,7 +97,7 @@ class ObservationFn:
             raise
         except Exception as error:
             raise ContractError(
-                f"observation_fn, env {env_id}: raised {type(error).__name__}: {error}, expected a new observation for "
+                f"observation_fn, env {env_id}: raised {in_words(error)}, expected a new observation for "
                 f"each of {sorted(agent_obs, key=repr)[:8]}; its traceback is above"
             ) from error
         if not isinstance(shown, Mapping):

@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
-from menv.errors import ConfigError, MissingExtraError
+from menv.errors import ConfigError, MissingExtraError, message_of
 from menv.serialization import LEFT_OUT
 from menv.tracking.run_folder import VIDEOS, command_line, known_services, remember_service
 from menv.tracking.tensorboard import grouped_numbers
@@ -114,7 +114,7 @@ class _Calls:
 def _in_words(error: Exception | None) -> str:
     if error is None:
         return "no answer"
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0].strip(' .'):.120}"
+    return f"{type(error).__name__}: {message_of(error).partition(chr(10))[0].strip(' .'):.120}"
 
 
 class _Service(Tracker):

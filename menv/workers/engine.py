@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, TypeVarTuple
 
-from menv.errors import EnvFaultWarning, MenvError
+from menv.errors import EnvFaultWarning, MenvError, in_words
 from menv.workers.pipe_channel import dumps, loads
 
 BREAK = signal.SIGUSR1
@@ -164,10 +164,7 @@ class CapturedError:
     @classmethod
     def of(cls, error: BaseException, depth: int = _DEPTH) -> Self:
         text = "".join(traceback.format_exception(error))
-        try:
-            line = f"{type(error).__name__}: {error}"
-        except Exception:
-            line = type(error).__name__
+        line = in_words(error)
         try:
             pickled: bytes | None = dumps(error)
             # Some classes can be pickled but not unpickled.

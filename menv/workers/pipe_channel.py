@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import cloudpickle
 
-from menv.errors import ConfigError
+from menv.errors import ConfigError, message_of
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ def can_be_pickled(value: object) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+    return next(iter(message_of(error).splitlines()), type(error).__name__)[:200]
 
 
 _COUNT = struct.Struct("<I")

@@ -19,6 +19,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from menv.errors import in_words
 from menv.workers.engine import CapturedError
 from menv.workers.pipe_channel import (
     Parts,
@@ -93,7 +94,7 @@ def _unpack_request(request: Parts, parcel: Parts | None) -> tuple[str, tuple[An
         return method, args if parcel is None else (*args, unpack(parcel))
     except (ImportError, AttributeError) as error:
         raise UnsendableError(
-            f"opened in another process: {type(error).__name__}: {error}, expected names of modules that can be "
+            f"opened in another process: {in_words(error)}, expected names of modules that can be "
             "imported there too; put the folder of the module on sys.path, or the class into the script"
         ) from error
 

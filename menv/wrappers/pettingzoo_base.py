@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import AgentId
-from menv.errors import CallOrderError, ConfigError, ContractError, MissingExtraError
+from menv.errors import CallOrderError, ConfigError, ContractError, MissingExtraError, in_words, message_of
 from menv.multi_agent_env import AgentDict, MultiAgentEnv
 from menv.spaces import flags_of, flat_mask
 
@@ -200,7 +200,9 @@ class PettingZooBase(MultiAgentEnv):
         try:
             return self.env.reset(**given)
         except TypeError as error:
-            if "keyword argument" in str(error) and any(repr(name) in str(error) for name in given):
+            if "keyword argument" in message_of(error) and any(
+                repr(name) in message_of(error) for name in given
+            ):
                 raise ContractError(
                     f"{type(self).__name__}.reset: {error}, expected reset(self, seed=None, options=None); declare "
                     f"both in {self._game}"
@@ -265,9 +267,7 @@ class PettingZooBase(MultiAgentEnv):
             space, cause = (getattr(self.env, f"{kind}_spaces", None) or {}).get(agent), error
         if isinstance(space, gym.Space):
             return space
-        got = (
-            f"{kind}_space(agent) raised {type(cause).__name__}: {cause}" if cause else f"it is {space!r:.80}"
-        )
+        got = f"{kind}_space(agent) raised {in_words(cause)}" if cause else f"it is {space!r:.80}"
         raise ContractError(
             f"{type(self).__name__}.get_{kind}_space: {self._game} has no {kind} space for agent {agent!r} ({got}), "
             f"expected one from {kind}_space(agent) or {kind}_spaces; known agents: {_listed(self.possible_agents)}"

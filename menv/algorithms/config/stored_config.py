@@ -34,7 +34,7 @@ from menv.registry import is_known, names_module
 from menv.serialization import SpaceDecoder, space_to_json
 
 _NAMED = "$named"
-_FLOAT = "$float"
+_FLOAT, _ENDLESS = "$float", ("nan", "inf", "-inf")
 _TUPLE = "$tuple"
 _SPACE = "$space"
 _OFFERING = ("menv", "menv.algorithms", "menv.envs")
@@ -333,9 +333,9 @@ def _decoded(value: object, field: str = "", data: bool = False, spaces: SpaceDe
         return {_NAMED: value} if foreign and value not in _named.get() else value
     if not isinstance(value, dict):
         return value
-    if _FLOAT in value:
+    if value.get(_FLOAT) in _ENDLESS:
         return float(value[_FLOAT])
-    if _TUPLE in value:
+    if isinstance(value.get(_TUPLE), list):
         return tuple(_decoded(item, field, data, spaces) for item in value[_TUPLE])
     if _SPACE in value:
         return spaces.read(value[_SPACE], "from_checkpoint: a space of the config")

@@ -27,7 +27,7 @@ from menv.algorithms.networks.stock_graphs import add_policy
 from menv.algorithms.networks.stock_spec import UnitWeights
 from menv.algorithms.torch_distributions import masked
 from menv.connectors.obs_preprocessor import ObsPreprocessor
-from menv.errors import ConfigError
+from menv.errors import ConfigError, message_of
 from menv.inference.acting_graphs import GraphKind
 from menv.inference.model_check import refuse_unsafe_model
 from menv.migration_hints import warn_of_uncalled
@@ -218,7 +218,7 @@ def _trial_inputs(spec: CustomSpec, state: list[Tensor]) -> tuple[Any, ...]:
 def _advice(module: nn.Module, error: Exception) -> str:
     if isinstance(error, KeyError) and error.args[:1] == ("action_mask",):
         return '; leave "action_mask" out, menv applies masks to the outputs itself'
-    if isinstance(error, TypeError) and "seq_lens" in str(error):
+    if isinstance(error, TypeError) and "seq_lens" in message_of(error):
         states = "forward(obs, state)" if hasattr(module, "get_initial_state") else "forward(obs)"
         return f"; write {states}, which returns (outputs, values), and no value_function: docs/reference/classic.md"
     wrong = [name for name, param in learned(module).items() if param.dtype != torch.float32]
@@ -314,8 +314,8 @@ def _shapes(value: object) -> str:
 
 
 def _summary(error: Exception) -> str:
-    said = str(error).strip()
-    return f"{type(error).__name__}: {said.splitlines()[0] if said else 'nothing more'}"
+    message = message_of(error).strip()
+    return f"{type(error).__name__}: {message.splitlines()[0] if message else 'nothing more'}"
 
 
 def _where(spec: CustomSpec) -> str:
@@ -360,7 +360,7 @@ class CustomGraphs:
 def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.{_MOST_SHOWN}}"
+    return f"{type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]:.{_MOST_SHOWN}}"
 
 
 class _Rows(nn.Module):
