@@ -334,7 +334,7 @@ def test_what_cannot_travel_is_named() -> None:
         "policy_mapping_fn": lambda *args, **kwargs: lock and "default_policy",
     }
     named: list[tuple[dict[str, Any], str]] = [
-        ({"multiagent": mapping}, "config.multiagent.policy_mapping_fn's variable 'lock' is a lock"),
+        ({"multiagent": mapping}, "config['multiagent']['policy_mapping_fn']'s variable 'lock' is a lock"),
         ({"env": lambda context: lock and Counting(context)}, "config.env's variable 'lock' is a lock"),
         ({"callbacks": [Locked]}, "config.callbacks[0].on_episode_start's variable 'lock' is a lock"),
     ]
