@@ -335,8 +335,8 @@ def test_what_cannot_travel_is_named() -> None:
     }
     named: list[tuple[dict[str, Any], str]] = [
         ({"multiagent": mapping}, "config['multiagent']['policy_mapping_fn']'s variable 'lock' is a lock"),
-        ({"env": lambda context: lock and Counting(context)}, "config.env's variable 'lock' is a lock"),
-        ({"callbacks": [Locked]}, "config.callbacks[0].on_episode_start's variable 'lock' is a lock"),
+        ({"env": lambda context: lock and Counting(context)}, "config['env']'s variable 'lock' is a lock"),
+        ({"callbacks": [Locked]}, "config['callbacks'][0].on_episode_start's variable 'lock' is a lock"),
     ]
     for settings, told in named:
         with pytest.raises(ConfigError, match=re.escape(told)), running(1, **settings) as algo:
