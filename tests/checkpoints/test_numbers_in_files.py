@@ -174,18 +174,16 @@ def test_a_network_that_is_larger_than_the_weights_of_the_file_is_never_made(
 
 
 @pytest.mark.parametrize("name", ["num_workers", "evaluation_num_workers"])
-def test_more_workers_than_a_machine_bears_are_lowered_with_a_warning(
+def test_more_workers_than_a_machine_bears_have_to_be_given_again(
     name: str, saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = forged_config(saved, tmp_path, name, 10_000)
-    stored = read_manifest(folder)["config"]
+    stored = read_manifest(forged_config(saved, tmp_path, name, 41))["config"]
     monkeypatch.setattr("os.cpu_count", lambda: 10)
-    with pytest.warns(
-        UserWarning, match=f"^from_checkpoint: {name} is 10000 in the checkpoint, .* at most 40 proc"
-    ):
-        assert getattr(restored_config(PPOConfig, stored, None), name) == 40
-    # Nothing is said where you ask for it.
+    with pytest.raises(ConfigError, match=name):
+        restored_config(PPOConfig, stored, None)
     assert getattr(restored_config(PPOConfig, stored, {name: 50}), name) == 50
+    monkeypatch.setattr("os.cpu_count", lambda: 11)
+    assert getattr(restored_config(PPOConfig, stored, None), name) == 41
 
 
 def test_more_sub_environments_than_any_run_needs_have_to_be_given_again(

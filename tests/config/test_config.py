@@ -166,28 +166,26 @@ def test_an_unknown_key_names_the_nearest_one(key: str, near: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "hint"),
+    ("config_class", "given", "here"),
     [
-        ("evaluation_num_episodes", "it is called 'evaluation_duration' here"),
-        ("sample_batch_size", "it is called 'rollout_fragment_length' here"),
-        ("num_epochs", "it is called 'num_sgd_iter' here"),
-        ("observation_fn", 'it belongs into multiagent: write multiagent={"observation_fn": ...}'),
-        ("use_lstm", 'it belongs into model: write model={"use_lstm": ...}'),
-        ("timesteps_per_iteration", "set train_batch_size, which an iteration samples"),
-        ("horizon", "wrap the environment in menv.wrappers.TimeLimit"),
-        ("env_task_fn", 'call algorithm.call_envs("set_task", task) in on_train_result'),
-        ("model_config", "it is called 'model' here"),
-        ("ent_coef", "it is called 'entropy_coeff' here"),
-        ("n_steps", "rollout_fragment_length is the length of a fragment"),
-        ("policy_kwargs", 'write model={"fcnet_hiddens": [...]}'),
-        ("evaluation_num_env_runners", "it is called 'evaluation_num_workers' here"),
-        ("stop", "call train() until its result is what you want"),
+        (PPOConfig, {"evaluation_num_episodes": 1}, "'evaluation_duration'"),
+        (PPOConfig, {"sample_batch_size": 1}, "'rollout_fragment_length'"),
+        (PPOConfig, {"num_epochs": 1}, "'num_sgd_iter'"),
+        (PPOConfig, {"ent_coef": 1}, "'entropy_coeff'"),
+        (PPOConfig, {"observation_fn": 1}, "multiagent="),
+        (PPOConfig, {"use_lstm": 1}, "model="),
+        (PPOConfig, {"model": {"custom_options": 1}}, "'custom_model_config'"),
+        (PPOConfig, {"n_steps": 1}, "rollout_fragment_length"),
+        (PPOConfig, {"horizon": 1}, "menv.wrappers.TimeLimit"),
+        (DQNConfig, {"replay_buffer_config": {"alpha": 1}}, "'prioritized_replay_alpha'"),
     ],
 )
-def test_a_classic_key_that_is_not_here_says_what_stands_in_its_place(key: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=f"^config: unknown key '{key}', expected a known one; ") as caught:
-        read_config(PPOConfig, {key: 1})
-    assert hint in str(caught.value)
+def test_a_classic_key_that_is_not_here_says_what_stands_in_its_place(
+    config_class: type[AlgorithmConfig], given: dict[str, Any], here: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config(config_class, given)
+    assert here in str(caught.value).partition("; ")[2]
 
 
 @pytest.mark.parametrize(
@@ -214,20 +212,6 @@ def test_a_classic_key_with_the_one_value_that_it_can_have_or_off_is_taken() -> 
                 read_config(PPOConfig, {key: "another"})
 
 
-@pytest.mark.parametrize(
-    ("config_class", "section", "key", "hint"),
-    [
-        (DQNConfig, "replay_buffer_config", "alpha", "it is called 'prioritized_replay_alpha' here"),
-        (PPOConfig, "model", "custom_options", "it is called 'custom_model_config' here"),
-    ],
-)
-def test_a_classic_key_of_a_section_says_what_stands_in_its_place(
-    config_class: type[AlgorithmConfig], section: str, key: str, hint: str
-) -> None:
-    with pytest.raises(ConfigError, match=rf"unknown key '{key}', expected a known one; {hint}"):
-        read_config(config_class, {section: {key: 1}})
-
-
 def test_defaults_that_classic_configs_spell_out_are_taken() -> None:
     assert read_config(PPOConfig, {"optimizer": {}, "use_gae": True, "clip_rewards": None}) == PPOConfig()
     assert read_config(DQNConfig, {"num_atoms": 1, "before_learn_on_batch": None}) == DQNConfig()
@@ -238,27 +222,25 @@ def test_classic_words_for_no_input_and_no_evaluation_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config_class", "keyword", "words"),
+    ("config_class", "keyword", "here"),
     [
-        (PPOConfig, "seeds", "PPOConfig: unknown key 'seeds', expected a known one; did you mean 'seed'?"),
-        (PPOConfig, "lambd", "did you mean 'lambda_'?"),
-        (PPOConfig, "num_env_runners", "it is called 'num_workers' here"),
-        (DQNConfig, "horizon", "menv.wrappers.TimeLimit"),
-        (DQNConfig, "epsilon_timesteps", "it belongs into exploration_config"),
-        (QMIXConfig, "capacity", "it belongs into replay_buffer_config"),
-        (QMIXConfig, "mixers", "did you mean 'mixer'?"),
+        (PPOConfig, "seeds", "'seed'"),
+        (PPOConfig, "lambd", "'lambda_'"),
+        (PPOConfig, "num_env_runners", "'num_workers'"),
+        (DQNConfig, "epsilon_timesteps", "exploration_config"),
+        (QMIXConfig, "mixers", "'mixer'"),
         (DQNConfig, "lambda", "only PPO has it"),
-        (ModelConfig, "fcnet_hidden", "did you mean 'fcnet_hiddens'?"),
-        (MultiAgentConfig, "policy", "did you mean 'policy_mapping_fn'?"),
+        (ModelConfig, "fcnet_hidden", "'fcnet_hiddens'"),
+        (MultiAgentConfig, "policy", "'policy_mapping_fn'"),
     ],
 )
-def test_an_unknown_keyword_of_a_class_is_refused_in_the_words_of_the_dict(
-    config_class: Any, keyword: str, words: str
+def test_an_unknown_keyword_of_a_class_is_refused_as_in_a_dict(
+    config_class: Any, keyword: str, here: str
 ) -> None:
     for build in (config_class, partial(dataclasses.replace, config_class())):
         with pytest.raises(ConfigError) as caught:
             build(**{keyword: 1})
-        assert words in str(caught.value)
+        assert here in str(caught.value).partition("; ")[2]
 
 
 def test_a_classic_keyword_without_meaning_warns_once_and_the_signature_stays(

@@ -240,7 +240,11 @@ def _fit_to_machine(values: Tree, given: Mapping[str, Any]) -> None:
         ),
         ("num_gpus", 0, _finds_gpu, no_gpu, "pass num_gpus=0"),
     ):
-        own = [one for one in settings if one.get(name) not in (None, "process", 0)]
+        own = [
+            one
+            for one in settings
+            if one.get(name) == "ray" or (isinstance(one.get(name), int | float) and one[name])
+        ]
         if own and name not in given and not finds():
             warnings.warn(f"from_checkpoint: {what}; {advice} in config", stacklevel=4)
             for one in own:
