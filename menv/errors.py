@@ -16,12 +16,24 @@ from pathlib import PurePath
 from typing import Any, NamedTuple, Self
 
 
+def printable(text: str) -> str:
+    """Return a text with escapes in the place of characters that a terminal may obey, and of halves of characters."""
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text
+    )
+
+
 class MenvError(Exception):
-    """Base of all errors that menv raises itself."""
+    """Base of all errors that menv raises itself; their messages may quote files, and are printable."""
 
     # The fault of a sub-environment that ends the run with this error, and what its crash capsule holds.
     _fault: EnvFault | None = None
     _capsule: Mapping[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ContractError(MenvError):
@@ -95,7 +107,7 @@ class EnvFaultWarning(UserWarning):
 def message_of(error: BaseException) -> str:
     """Return the message of an error of any class, also of one whose `__str__` raises."""
     try:
-        return str(error)
+        return printable(str(error))
     except Exception as other:
         return f"(its __str__ raised {type(other).__name__})"
 

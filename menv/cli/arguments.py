@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from menv.errors import ConfigError, EnvCrashError, MenvError, UnknownNameError
+from menv.errors import ConfigError, EnvCrashError, MenvError, UnknownNameError, printable
 from menv.plain_files import read_named
 
 _OBJECT = re.compile(r"@(\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
@@ -189,7 +189,7 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         return command()
     except MenvError as error:
         if isinstance(error, EnvCrashError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
+            print_error("".join(traceback.format_exception(error.__cause__)).rstrip())
         print_error(
             "; ".join([f"{program}: error: {and_how_to_import(error)}", *getattr(error, "__notes__", ())])
         )
@@ -228,12 +228,15 @@ class Parser(argparse.ArgumentParser):
         rest = message.partition("unrecognized arguments: ")[2].split()
         unknown = next((word.partition("=")[0] for word in rest if word.startswith("--")), "")
         near = difflib.get_close_matches(unknown, self._option_string_actions, 1, 0.75)
-        super().error(f"{message}; did you mean {near[0]}?" if near else message)
+        super().error(printable(f"{message}; did you mean {near[0]}?" if near else message))
 
 
-def print_text(text: str, program: str, end: str = "\n") -> None:
-    """Print text to stdout; exit with status 1 if it cannot be written, silently for a closed pipe as of `| head`."""
-    _write_or_exit(f"{text}{end}", program)
+def print_text(text: str, program: str, end: str = "\n", *, is_drawn: bool = False) -> None:
+    """Print text to stdout; exit with status 1 if it cannot be written, silently for a closed pipe as of `| head`.
+
+    What a terminal would obey is shown escaped, except in pictures, which are drawn with it.
+    """
+    _write_or_exit(f"{text if is_drawn else printable(text)}{end}", program)
 
 
 def flush(program: str) -> None:
@@ -257,9 +260,9 @@ def allow_any_text() -> None:
         reconfigure(errors="backslashreplace")
 
 
-def print_error(line: str) -> None:
-    """Print a line to stderr, if it can be written."""
-    _write(f"{line}\n", sys.stderr)
+def print_error(line: str, end: str = "\n") -> None:
+    """Print a line to stderr, if it can be written; what a terminal would obey is shown escaped."""
+    _write(f"{printable(line)}{end}", sys.stderr)
 
 
 def _write(text: str, to: TextIO | None) -> OSError | None:

@@ -112,7 +112,7 @@ def _show(moves: list[str], position: Position, program: str) -> None:
     lines += ["", *picture_lines(position.picture, columns, rows - 4, colours=colours), ""]
     if any(position.returns.values()) and not position.done:
         lines.append(f"returns: {returns_text(position.returns)}")
-    print_text("\n".join(lines), program)
+    print_text("\n".join(lines), program, is_drawn=True)
 
 
 def _asked(position: Position, question: str, program: str) -> int | None:

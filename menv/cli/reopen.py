@@ -147,8 +147,7 @@ def _object(was: str) -> Any:
 def _consents(args: argparse.Namespace, names: list[str]) -> bool:
     asks = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     if asks and not args.trust:
-        sys.stderr.write(f"Import {', '.join(names)} from this run? [y/N] ")
-        sys.stderr.flush()
+        print_error(f"Import {', '.join(names)} from this run? [y/N] ", end="")
         args.trust = sys.stdin.readline().strip().lower() in ("y", "yes")
     elif args.trust:
         print_error(f"importing {', '.join(names)}, which the run names")

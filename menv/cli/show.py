@@ -115,8 +115,8 @@ def _checkpoint(path: Path) -> list[str]:
 
 
 def _clean(value: Any, most: int = 200) -> str:
-    """Return the beginning of a text of a file, without what a terminal would obey."""
-    return "".join(filter(str.isprintable, str(value)[:most]))
+    """Return the beginning of a text of a file, in one line."""
+    return str(value)[:most].replace("\n", "\\n")
 
 
 def export(arguments: Sequence[str], program: str) -> int:

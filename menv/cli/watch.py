@@ -114,14 +114,14 @@ class _Screen:
         lines = picture_lines(position.picture, columns, rows - 3, colours=True)
         lines.append(status_line(self._game, position, columns))
         if not self._in_place:
-            print_text("\n".join(lines), self._program)
+            print_text("\n".join(lines), self._program, is_drawn=True)
             return
         time.sleep(max(self._due - time.monotonic(), 0.0))
         self._due = time.monotonic() + self._pause
         up = f"\x1b[{self._drawn}A" if self._drawn and not first else ""
         # Lines that are too long are cut by the terminal, not wrapped.
         body = "\n".join(f"{line}\x1b[K" for line in lines)
-        print_text(f"{up}\x1b[?7l{body}\x1b[J\x1b[?7h", self._program)
+        print_text(f"{up}\x1b[?7l{body}\x1b[J\x1b[?7h", self._program, is_drawn=True)
         self._drawn = len(lines)
 
 

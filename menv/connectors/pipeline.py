@@ -44,7 +44,7 @@ from menv.connectors.obs_preprocessor import (
     ObsPreprocessor,
     ObsPreprocessorConnector,
 )
-from menv.errors import ConfigError, ContractError, UnknownNameError
+from menv.errors import ConfigError, ContractError, UnknownNameError, in_words
 from menv.spaces import OutsideSpaceError
 
 C = TypeVar("C", bound=Connector)
@@ -431,7 +431,7 @@ def _copied(pipeline: P) -> P:
             copied.connectors.append(copy.deepcopy(connector, memo))
         except Exception as error:  # whatever a user's __deepcopy__ raises
             raise ContractError(
-                f"{connector.name}: cannot be copied ({type(error).__name__}: {error}), expected a connector that "
+                f"{connector.name}: cannot be copied ({in_words(error)}), expected a connector that "
                 "copy.deepcopy can copy, because evaluations use copies; define __deepcopy__ in your class"
             ) from error
     copied.in_eval()

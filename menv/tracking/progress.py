@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from menv.errors import printable
 from menv.tracking.run_folder import json_text
 from menv.tracking.tracker import Tracker
 
@@ -137,7 +138,7 @@ class PlainLines(Tracker):
 
     def _print(self, text: str) -> None:
         with self._lock:
-            print(text, flush=True)
+            print(printable(text), flush=True)
         self._printed_at = time.monotonic()
 
     def _add_time(self, result: Mapping[str, Any]) -> None:
@@ -276,7 +277,7 @@ class LiveTable(PlainLines):
 
     def _print(self, text: str) -> None:
         with self._lock:
-            self._live.console.print(text, highlight=False, markup=False)
+            self._live.console.print(printable(text), highlight=False, markup=False)
 
 
 class Pace:
@@ -406,6 +407,6 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[str, ...]] | deque[tuple[s
             head, justify="left" if head in ("policy", "player", "against", "trend") else "right"
         )
     for row in zip(*(column[1:] for column in columns.values()), strict=True):
-        # Names of policies are not markup.
-        table.add_row(*map(Text, row))
+        # Names are not markup.
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table

@@ -27,6 +27,7 @@ from menv.errors import (
     MissingExtraError,
     NoRoomError,
     WorkerLostError,
+    in_words,
 )
 
 try:
@@ -350,7 +351,7 @@ class RayRemoteActor(RemoteActor):
             return ray.get(self._answers[0])
         except RayTaskError as error:
             # Errors of methods are sent as answers; this is an error of Ray.
-            found = RemoteError(f"{self.label}: {type(error.cause).__name__}: {error.cause}")
+            found = RemoteError(f"{self.label}: {in_words(error.cause)}")
             found.__cause__ = RemoteTraceback(str(error))
             return found
         except RayError as error:
@@ -411,7 +412,7 @@ def _raised(end: Any) -> str | None:
     try:
         ray.get(end)
     except RayTaskError as error:
-        return " ".join(f"{type(error.cause).__name__}: {error.cause}".split()).partition(", expected ")[0]
+        return " ".join(in_words(error.cause).split()).partition(", expected ")[0]
     except RayError:
         # The actor has ended as requested.
         pass
