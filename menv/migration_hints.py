@@ -27,6 +27,8 @@ _RENAMED = {"QMixTrainer": "QMIX", "DQNTrainer": "DQN", "PPOTrainer": "PPO", "PP
 
 _TABLE: dict[str, dict[str, str]] = {
     "import": {
+        "A2C A3C APPO DDPG ES IMPALA PG SAC TD3 a2c a3c appo ddpg es impala pg sac td3": "menv.algorithms has PPO, DQN "
+        "and QMIX",
         "ModelCatalog RLModule TorchModelV2": _MODEL,
         "MultiAgentCartPole": 'write menv.make_multi_agent("CartPole-v1")',
         "RLlibCallback": "write from menv import DefaultCallbacks",
@@ -65,6 +67,9 @@ _TABLE: dict[str, dict[str, str]] = {
         "shuffle_sequences simple_optimizer synchronize_filters v_max v_min": "leave it out",
     },
     "setting": {
+        "checkpointing": "give save_every to learn(), or keep_last to save()",
+        "experimental python_environment": "leave it out",
+        "learners": "call resources(num_gpus=...), and training(...) for what learns",
         "before_learn_on_batch": "write on_learn_on_batch in callbacks",
         "buffer_size": 'write replay_buffer_config={"capacity": ...}',
         "custom_eval_function": "call algo.evaluate() yourself",
@@ -122,6 +127,19 @@ def hinted(advise: Callable[[Any, str], str | None]) -> Callable[[Any, str], Any
         )
 
     return missing
+
+
+class OldAttribute:
+    """An attribute of RLlib that a class lacks: reading it says what to write, and a subclass may set it."""
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}; {self._advice}")
 
 
 def warn_of_uncalled(where: str, owner: str, user_class: type) -> None:

@@ -361,9 +361,13 @@ def by_name(config_class: type[S]) -> type[S]:
 
 
 def _stay(self: object, name: str, value: object) -> None:
+    known = table(type(self))
+    here = name if name in known else renamed(name, known)
+    advice = f"call dataclasses.replace(config, {here or 'name'}=...), which returns a changed copy"
+    if here is None:
+        advice = setting_hint(name, known) or hint("ignored setting", name) or advice
     raise FrozenInstanceError(
-        f"{type(self).__name__}: {name} is assigned to, expected settings to stay unchanged; call "
-        f"dataclasses.replace(config, {name}=...), which returns a changed copy"
+        f"{type(self).__name__}: {name} is assigned to, expected settings to stay unchanged; {advice}"
     )
 
 
