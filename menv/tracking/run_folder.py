@@ -390,7 +390,9 @@ def _numbers(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, float]
         # Halves of characters have no place in a file.
         tag = f"{path}{key}".encode("utf-8", "backslashreplace").decode("utf-8")
         if isinstance(value, int | float | np.integer | np.floating):
-            if not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST:
+            # Small floats of numpy cannot be compared with the largest number.
+            number = value.item() if isinstance(value, np.generic) else value
+            if not isinstance(value, bool) and -_LARGEST <= number <= _LARGEST:
                 yield tag, float(value)
         elif isinstance(value, Mapping):
             yield from _numbers(value, f"{tag}/")

@@ -291,15 +291,6 @@ def test_actions_that_are_not_discrete_are_refused_with_ppo_as_the_way_out(space
         DQNRecipe().network(4, space, DQNConfig(env="unused"))
 
 
-def test_rewards_are_clipped_if_the_settings_say_so() -> None:
-    batch = one_step_pieces(np.zeros((3, 3)), [0, 0, 0], [-3.0, 0.5, 9.0], np.zeros((3, 3)), True)
-    acting = OnnxBackend(StockGraphs(SPEC), SPEC.head, [SPEC.first_weights(0)])
-    DQNRecipe().complete(batch, acting, 0, DQNConfig(env="unused"))
-    assert batch["rewards"].tolist() == [-3.0, 0.5, 9.0]
-    DQNRecipe().complete(batch, acting, 0, DQNConfig(env="unused", clip_rewards=1.0))
-    assert batch["rewards"].tolist() == [-1.0, 0.5, 1.0]
-
-
 # The loss of Q-learning, worked out by hand.
 
 

@@ -249,7 +249,7 @@ def test_a_vectorised_environment_goes_on_with_two_policies_and_with_one() -> No
     ("change", "message"),
     [
         (lambda algo: algo.add_policy("one"), "add_policy: 'one' exists already, expected a new id"),
-        (lambda algo: algo.add_policy("a/b"), "id 'a/b', expected a string without any of"),
+        (lambda algo: algo.add_policy("a/b"), "id 'a/b', expected a string of at most 200 bytes without any of"),
         (
             lambda algo: algo.add_policy("new", policy_mapping_fn=to(a="newer", b="one")),
             "policy_mapping_fn: returned 'newer' for agent 'a'",

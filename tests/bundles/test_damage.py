@@ -122,7 +122,7 @@ def test_a_newer_format_asks_for_a_newer_version_whatever_else_is_in_it(folder: 
     (lambda m: m["files"].update({"../policy.json": "0"}), "'files' names others than weights.safetensors"),
     (lambda m: m["files"].pop("greedy.onnx"), "'files' names others than"),
     (lambda m: m.pop("policy_id"), "no or a wrong ['policy_id']"),
-    (lambda m: m.update(policy_id="../../x"), "id '../../x', expected a string without any of"),
+    (lambda m: m.update(policy_id="../../x"), "id '../../x', expected a string of at most 200 bytes without any of"),
     (lambda m: m.update(type="else"), "is no manifest of a policy"),
     (lambda m: m.update(format=True), "format True, expected 1"),
 ])  # fmt: skip

@@ -339,7 +339,7 @@ def test_environments_that_take_their_time_step_at_the_same_time() -> None:
     [
         ({"remote_env_batch_wait_ms": -1, **FAR}, "remote_env_batch_wait_ms is -1, expected"),
         ({"env_timeout": 0, **FAR}, "env_timeout is 0, expected a number above 0"),
-        ({"env_timeout": 5}, "env_timeout is 5 with environments in this process"),
+        ({"env_timeout": 5}, "env_timeout is 5.0 with environments in this process"),
         ({"remote_worker_envs": "yes"}, "remote_worker_envs"),
         ({**FAR, "engine": "threads"}, "engine is 'threads'"),
     ],
