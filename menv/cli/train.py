@@ -166,13 +166,14 @@ def train(args: argparse.Namespace, serve: Sequence[str] | None = None) -> int:
         shown.announce(f"settings of menv/zoo/{zoo.source}; --no-zoo ignores them")
     with algorithm_of(args, zoo) as algo, Terminations(program=True) as termination:
         folder, services = _begun(args, algo, None if zoo is None else zoo.source)
-        shown.announce(headline(algo, folder))
         rule = StopRule(args.stop, evaluates=algo.config.evaluation_interval is not None)
         saving = Saving(None if folder is None else folder.checkpoints, args.save_every, args.keep)
-        if done := rule.reached(algo.counts()):
-            print_error(f"menv train: nothing to train: {done} already, the bound of --stop")
         trackers = [shown, *folder_trackers(folder, services)]
         status, agents = 0, playable_agents(algo)
+        # From here on Ctrl-C saves the run.
+        shown.announce(headline(algo, folder))
+        if done := rule.reached(algo.counts()):
+            print_error(f"menv train: nothing to train: {done} already, the bound of --stop")
         try:
             train_until(algo, rule, saving, trackers, lambda: "stdout is closed" if shown.failed else "")
         except KeyboardInterrupt:

@@ -104,8 +104,20 @@ def seen_while_learning(**how: Any) -> list[Any]:
     return handlers.seen
 
 
-def test_handlers_of_a_program_its_threads_and_runs_that_save_nothing_keep_their_signals() -> None:
-    default = [signal.SIG_DFL] * 2
+@pytest.fixture
+def default_handlers() -> Iterator[list[Any]]:
+    """Ray sets a handler of SIGTERM wherever it was started before."""
+    default = [signal.SIG_DFL] * len(SIGNALS)
+    before = [signal.signal(number, handler) for number, handler in zip(SIGNALS, default, strict=True)]
+    yield default
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_handlers_of_a_program_its_threads_and_runs_that_save_nothing_keep_their_signals(
+    default_handlers: list[Any],
+) -> None:
+    default = default_handlers
     assert signal.SIG_DFL not in seen_while_learning(run_dir="saved")
     assert [signal.getsignal(number) for number in SIGNALS] == default
     assert seen_while_learning() == default
@@ -115,13 +127,10 @@ def test_handlers_of_a_program_its_threads_and_runs_that_save_nothing_keep_their
     thread.join()
     assert found == default
     own: list[Any] = [lambda *_: None, signal.SIG_IGN]
-    before = [signal.signal(number, handler) for number, handler in zip(SIGNALS, own, strict=True)]
-    try:
-        assert seen_while_learning(run_dir="own") == own
-        assert [signal.getsignal(number) for number in SIGNALS] == own
-    finally:
-        for number, handler in zip(SIGNALS, before, strict=True):
-            signal.signal(number, handler)
+    for number, handler in zip(SIGNALS, own, strict=True):
+        signal.signal(number, handler)
+    assert seen_while_learning(run_dir="own") == own
+    assert [signal.getsignal(number) for number in SIGNALS] == own
 
 
 def test_a_terminal_that_closes_ends_training_with_a_checkpoint() -> None:
