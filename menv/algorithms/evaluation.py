@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -200,7 +201,7 @@ class Evaluation:
         self._make_base_env = make_base_env
         self._callbacks = callbacks
         self._seed = seed
-        self._placement = placement or WorkerPlacement()
+        self._placement = replace(placement or WorkerPlacement(), in_evaluation=True)
         self._in_episodes = settings.evaluation_duration_unit == "episodes"
         self._base_env: Adapter | None = None
         self._sampler: Sampler | None = None

@@ -175,6 +175,7 @@ def test_the_hooks_around_the_run_are_called_with_what_they_are_about() -> None:
         assert [call["env_context"].vector_index for call in created] == [0, 1, 2, 3]
         assert [call["env_index"] for call in created] == [0, 1, 2, 3]
         assert all(isinstance(call["sub_environment"], Duo) for call in created)
+        assert not any(call["env_context"].in_evaluation for call in created)
         assert [name for name, _ in calls] == [*["on_sub_environment_created"] * 4, "on_algorithm_init"]
         calls.clear()
         result = algo.train()
@@ -187,6 +188,7 @@ def test_the_hooks_around_the_run_are_called_with_what_they_are_about() -> None:
         assert [name for name, _ in calls] == [
             *["on_sub_environment_created"] * 4, "on_sample_end", "on_evaluate_end"
         ]  # fmt: skip
+        assert all(call["env_context"].in_evaluation for _, call in calls[:4])
 
 
 def test_statistics_and_results_may_be_added_to() -> None:
