@@ -156,7 +156,7 @@ class JointHistory:
                 np.searchsorted(keys, known * span + np.minimum(at, span - 1))
                 for at in (one.dates, one.until)
             )
-            # What has no end is a held row by now.
+            # A row without an end is held by now.
             kept.append(one.take((ids[known] == one.eps) & (last > first) & (one.until < _FOR_EVER)))
         self.kept = [one for one in kept if len(one.eps)]
 

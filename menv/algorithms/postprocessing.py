@@ -187,10 +187,10 @@ class BatchPostprocessor:
 
     @contextmanager
     def hooks(self, batch: MultiAgentBatch) -> Iterator[None]:
-        """Compute anew what follows from rewards that the body changes in a completed fragment.
+        """Compute again what depends on rewards that the body changes in a completed fragment.
 
-        Columns that the body or a policy's `postprocess_trajectory` wrote are kept. A batch of other rows is left as
-        it is.
+        Columns that the body or a policy's `postprocess_trajectory` wrote are kept. A batch of other rows stays
+        unchanged.
         """
         before = {
             name: {

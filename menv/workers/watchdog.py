@@ -1,7 +1,7 @@
 """A watchdog ends this process when an environment in it does not return, or when the process is frozen.
 
 `menv.algorithms.rollout_worker` uses one with an `env_timeout`, and limits the creation of environments. Python cannot
-interrupt an environment that hangs and may keep every thread waiting, so a small process of its own counts the seconds
+interrupt an environment that hangs and may keep every thread waiting, so a second small process counts the seconds
 without a sign of life. It lets `faulthandler` write the stack of every thread to stderr and ends the process; the
 driver shows that. Where all processes are paused, as with the lid of a laptop or `docker pause`, it does not count.
 """
@@ -121,7 +121,7 @@ def _show_life(watchdog: weakref.ref[Watchdog], watcher: _Watcher) -> None:
 class RunningClock:
     """Counts the seconds for one who looks at least once in `longest` seconds while it waits.
 
-    A pause of this process, or a time in which nobody waits, counts as `longest`, a part of `env_timeout`.
+    A pause of this process, or a time in which no call waits, counts as `longest`, a part of `env_timeout`.
     """
 
     def __init__(self, env_timeout: float | None) -> None:
@@ -156,7 +156,7 @@ class _Watcher:
 
     def sign_of_life(self) -> None:
         assert self._process.stdin is not None
-        # Without the watcher the process goes on unwatched.
+        # Without the watcher the process continues unwatched.
         with suppress(OSError):
             self._process.stdin.write(b".")
 

@@ -136,7 +136,7 @@ class OffPolicyConfig(AlgorithmConfig):
     """Coefficient of conservative Q-learning (CQL, Kumar et al. 2020): the loss has this times the log-sum-exp of the
     Q-values of all allowed actions minus the Q-value of the action taken, in the unit of the learned Q-values. It keeps
     actions that no recording shows from being overestimated. None means 1 with recorded episodes as the only `input`,
-    and 0 otherwise, because experience of its own corrects a policy."""
+    and 0 otherwise, because new experience corrects a policy."""
     adam_epsilon: float = setting(1e-8, low=1e-30, high=1)
     """Epsilon of Adam, added to the square root of the second moment."""
     replay_buffer_config: ReplayBufferConfig = setting(ReplayBufferConfig())

@@ -133,7 +133,7 @@ class GroupSpec(NetworkSpec):
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
-        """The member that each column before the marks belongs to; C for those of nobody, such as the global state."""
+        """The member that each column before the marks belongs to; C for columns of no member, such as the global state."""
         of = {column: place for place, own in enumerate(self.layout.members) for column in own}
         return tuple(of.get(column, len(self.layout.members)) for column in range(self.obs_size - self.marks))
 

@@ -437,7 +437,7 @@ class _HttpConnection(h11.Connection):
 
 
 class _HttpProtocol(H11Protocol):
-    """Drops what comes after too many pieces of a body; `HttpTransport` refuses the request."""
+    """Drops the rest of a body that has too many pieces; `HttpTransport` refuses the request."""
 
     conn: _HttpConnection
 
