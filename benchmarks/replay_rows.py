@@ -13,8 +13,8 @@ import torch
 from benchmarks.rows import Effort, Finding, Row, alternate
 from menv.algorithms.dqn.config import DQNConfig
 from menv.algorithms.dqn.learner import DQNLearner
-from menv.algorithms.dqn.replay_buffer import ReplayBuffer
 from menv.algorithms.networks.stock_spec import StockSpec
+from menv.algorithms.off_policy.replay_buffer import ReplayBuffer
 from menv.inference.action_heads import ActionHead
 
 ROWS_HELD = 1_000_000

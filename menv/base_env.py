@@ -54,7 +54,7 @@ def convert_env(  # noqa: D417 - a method
         num_consecutive_env_failures_tolerance: Number of consecutive crashes of one sub-environment, each in a
             reset or in the first 10 env steps of an episode, that do not end the run.
     """
-    from menv.workers.convert import to_base_env
+    from menv import to_base_env
 
     return to_base_env(
         self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,

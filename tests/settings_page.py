@@ -21,7 +21,7 @@ from menv.algorithms.config.algorithm_config import (
 )
 from menv.algorithms.config.read_config import of_scope
 from menv.algorithms.config.setting import Setting, Settings, table
-from menv.algorithms.dqn.config import ExplorationConfig, ReplayBufferConfig
+from menv.algorithms.off_policy.config import ExplorationConfig, ReplayBufferConfig
 from tests.house.sources import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "settings.md"

@@ -20,7 +20,7 @@ import torch
 import menv
 from menv import ConfigError
 from menv.algorithms import PPO, Algorithm, DQNConfig, ModelConfig, PPOConfig, PPOPolicy, QMIXConfig
-from menv.algorithms.dqn.config import ReplayBufferConfig
+from menv.algorithms.off_policy.config import ReplayBufferConfig
 from menv.migration_hints import HINTS, ONLY_VALUES
 from tests.house.sources import ROOT
 

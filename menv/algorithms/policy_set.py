@@ -14,7 +14,6 @@ import numpy as np
 from menv.algorithms.centralized_critic import JointObs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
 from menv.algorithms.config.read_config import adopt, override
-from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.learners import Learners
 from menv.algorithms.network_group_builder import (
     BuiltPolicies,
@@ -24,6 +23,7 @@ from menv.algorithms.network_group_builder import (
     check_policy_class,
 )
 from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.off_policy.config import OffPolicyConfig
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.recipe import Recipe, recipe_named

@@ -12,14 +12,13 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 
 from menv.base_env import Column
 from menv.errors import ConfigError, ContractError, UnknownNameError
-from menv.policy import Policy
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
 
@@ -27,6 +26,17 @@ MASK = "action_mask"
 
 PolicyOutput: TypeAlias = tuple[Any, Any, Mapping[str, Any]]
 """The action, the parts of the recurrent state, and fetches such as `action_logp`."""
+
+
+class PolicyLike(Protocol):
+    """What connectors need of a `Policy`."""
+
+    config: Mapping[str, Any]
+    observation_space: Any
+    action_space: Any
+
+    def get_initial_state(self) -> list[Any]:
+        """As `Policy.get_initial_state`."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class ConnectorContext:
     marked: int = 0
 
     @classmethod
-    def from_policy(cls, policy: Policy) -> Self:
+    def from_policy(cls, policy: PolicyLike) -> Self:
         """Return the context of a policy."""
         states = policy.get_initial_state()
         return cls(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.algorithms.dqn.replay_buffer import PrioritizedSampler
+from menv.algorithms.off_policy.replay_buffer import PrioritizedSampler
 
 Floats = npt.NDArray[np.float64]
 

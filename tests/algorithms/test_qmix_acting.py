@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from menv.algorithms.networks.stock_graphs import GroupGraphs
+from menv.algorithms.qmix.graphs import GroupGraphs
 from menv.algorithms.qmix.network import GroupSpec, group_layout
 from menv.algorithms.torch_backend import TorchBackend, check_against
 from menv.errors import ConfigError

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.algorithms.dqn.learner import transitions
-from menv.algorithms.dqn.replay_buffer import ReplayBuffer
+from menv.algorithms.off_policy.replay_buffer import ReplayBuffer
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 from tests.written_batches import batch as written

@@ -13,7 +13,7 @@ import torch
 
 from menv import Policy, PolicySpec
 from menv.algorithms import PPO, QMIX
-from menv.algorithms.networks.stock_graphs import GroupGraphs
+from menv.algorithms.qmix.graphs import GroupGraphs
 from menv.algorithms.qmix.learner import TorchGroup
 from menv.algorithms.qmix.network import GroupSpec, group_layout
 from menv.algorithms.torch_backend import TorchBackend, check_against

@@ -22,7 +22,7 @@ from menv import MultiAgentEnv, Policy, export_onnx, register_env
 from menv.algorithms import DQN, PPO, QMIX, Algorithm, ModelConfig, MultiAgentConfig
 from menv.algorithms.config.read_config import read_config
 from menv.algorithms.config.stored_config import restored_config, stored_config
-from menv.algorithms.dqn.config import ExplorationConfig, ReplayBufferConfig
+from menv.algorithms.off_policy.config import ExplorationConfig, ReplayBufferConfig
 from menv.cli.main import main
 from menv.errors import ConfigError, MenvError
 from menv.policy_map import PolicyMap

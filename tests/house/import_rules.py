@@ -40,8 +40,8 @@ DOORS = {
 }
 """Functions of a noun that may import from above, inside the function: (module, function) -> where from."""
 
-TO_BASE_ENV = ("menv.workers.convert",)
-"""The third door: `convert_env` in `base_env.py`, the method `to_base_env` of every environment."""
+TO_BASE_ENV = "menv.to_base_env"
+"""The method `to_base_env` of every environment, `convert_env` in `base_env.py`, calls the public function."""
 
 HANDS_NAMES_ON = "menv"
 """`menv/__init__.py` may tell type checkers where the names live that it hands on when they are asked for."""
@@ -97,7 +97,8 @@ def detour(entry: Import, root: Path) -> str:
     """Return what is wrong if a module takes a name from `menv/__init__.py`, which hides where it lives."""
     package, _, name = entry.imported.rpartition(".")
     is_module = package_of(entry.imported) != NOUNS or (root / "menv" / f"{name}.py").exists()
-    if package != "menv" or name.startswith("__") or is_module:
+    by_door = entry.imported == TO_BASE_ENV and entry.function.endswith("convert_env")
+    if package != "menv" or name.startswith("__") or is_module or by_door:
         return ""
     return f"{entry.module}:{entry.line} imports {entry.imported}; import it from its own module"
 
@@ -120,10 +121,7 @@ def _is_allowed(entry: Import, importer: str, imported: str) -> bool:
         return True
     if entry.module == HANDS_NAMES_ON and entry.for_types:
         return True
-    function = entry.function.rpartition(".")[2]
-    door = DOORS.get((entry.module, function), ())
-    if importer == NOUNS and function == "convert_env":
-        door = TO_BASE_ENV
+    door = DOORS.get((entry.module, entry.function.rpartition(".")[2]), ())
     return any(f"{entry.imported}.".startswith(f"{target}.") for target in door)
 
 

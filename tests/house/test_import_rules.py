@@ -79,7 +79,7 @@ def test_an_import_against_the_direction_is_found(
         ),
         (
             "vector_env.py",
-            "class VectorEnv:\n  def convert_env():\n    from menv.workers.convert import to_base_env",
+            "class VectorEnv:\n  def convert_env():\n    from menv import to_base_env",
         ),
         ("multi_agent_env.py", "def with_agent_groups():\n    from menv.wrappers import group_agents"),
         ("__init__.py", "if TYPE_CHECKING:\n    from menv.sampling.sampler import Sampler"),

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 from menv.algorithms.config.setting import refuse_or_warn, renamed, section_values, table
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from menv.algorithms import Algorithm
 
 C = TypeVar("C")
 
 
 class BuilderChain:
     """The methods of the chain; each returns a copy with other settings."""
+
+    _where: ClassVar[str]
+    """The name of the algorithm in `menv.algorithms`."""
 
     def environment(self, env: Any = None, **settings: Any) -> Self:
         """Set the environment: `env`, `env_config`, spaces, and clipping."""
@@ -76,9 +82,16 @@ class BuilderChain:
         """Set nothing: there is one stack."""
         return _with(self, "api_stack", settings)
 
-    def build_algo(self, env: Any = None) -> Any:
+    def build(self, env: Any = None) -> Algorithm:
+        """Return the algorithm, its environments created; `env` overrides the config's own."""
+        from menv import algorithms
+
+        built: Algorithm = getattr(algorithms, self._where)(config=self, env=env)
+        return built
+
+    def build_algo(self, env: Any = None) -> Algorithm:
         """Return the same as `build`."""
-        return self.build(env)  # type: ignore[attr-defined]
+        return self.build(env)
 
     @staticmethod
     def overrides(**settings: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from menv.algorithms.dqn.config import DQNConfig
 from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import StockSpec
-from menv.algorithms.recipe import Learner, OffPolicyRecipe, Weights, instead
+from menv.algorithms.off_policy.recipe import OffPolicyRecipe, instead
+from menv.algorithms.recipe import Learner, Weights
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead, in_a_line
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from menv.algorithms.config.field_checks import LEARNERS, check_stored
-from menv.algorithms.dqn.config import OffPolicyConfig
-from menv.algorithms.dqn.replay_buffer import ReplayBuffer, ReplaySample, column_of
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock_spec import EPSILON
+from menv.algorithms.off_policy.config import OffPolicyConfig
+from menv.algorithms.off_policy.replay_buffer import ReplayBuffer, ReplaySample, column_of
 from menv.algorithms.recipe import Weights
 from menv.algorithms.return_scaling import RewardScale
 from menv.algorithms.sequences import Sequences, sequences, state_before

@@ -8,7 +8,7 @@ log-probabilities.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,6 @@ from menv.algorithms.networks.stock_layers import (
 from menv.algorithms.networks.stock_spec import EPSILON, LOG_STD, Role, StockSpec
 from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ILLEGAL, LEAST_CHANCE, ActionHead
-
-if TYPE_CHECKING:
-    from menv.algorithms.qmix.network import GroupSpec
 
 
 class StockGraphs:
@@ -135,65 +132,6 @@ class StockGraph(ActingGraph):
             return x
         rows = self.add("Reshape", x, self.constant([-1, width]))
         return self.add("Gather", rows, self.given("pick", TensorProto.INT64, ["R"]), axis=0)
-
-
-class GroupGraphs:
-    """ONNX acting graphs of a group: observations of the group in, one action of each member out.
-
-    `defaults` are weights that the graph holds as initializers. The mixing network is not part of them.
-    """
-
-    stacks = False
-
-    def __init__(
-        self, spec: GroupSpec, defaults: Mapping[str, npt.NDArray[np.float32]] | None = None
-    ) -> None:
-        self.spec = spec
-        self.defaults = dict(defaults or {})
-
-    def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
-        assert not stacked, "groups have no stacked graphs"
-        graph = _MemberGraph(self.spec.member)
-        graph.given("obs", TensorProto.FLOAT, ["R", self.spec.obs_size])
-        graph.reads = self._member_rows(graph)
-        if kind == "values":
-            members = len(self.spec.layout.members)
-            best = graph.add("Reshape", graph.values(), graph.constant([-1, members]))
-            total = graph.add("Squeeze", graph.row_sum(best, members), graph.constant([-1]))
-            graph.result("values", TensorProto.FLOAT, ["R"], total)
-        else:
-            add_policy(graph, self.spec.head, kind, masked)
-        return graph.serialised(kind, self.defaults)
-
-    def _member_rows(self, graph: _MemberGraph) -> str:
-        """Return the inputs of all members, [R * C, member.obs_size]."""
-        row = self._without_absent(graph) if self.spec.marked else "obs"
-        for number in (0.0, 1.0):
-            row = graph.add("Pad", row, graph.constant([0, 0, 0, 1]), graph.constant(number, np.float32))
-        row = graph.add("Gather", row, graph.constant(self.spec.inputs), axis=1)
-        return graph.add("Reshape", row, graph.constant([-1, self.spec.member.obs_size]))
-
-    def _without_absent(self, graph: _MemberGraph) -> str:
-        """Return the rows with zeros for absent members, marks turned into flags."""
-        first, last = self.spec.obs_size - self.spec.marks, self.spec.obs_size
-        seen = graph.add("Gather", "obs", graph.constant(range(first)), axis=1)
-        marks = graph.add("Gather", "obs", graph.constant(range(first, last)), axis=1)
-        there = graph.add("GreaterOrEqual", marks, graph.constant(0.0, np.float32))
-        there = graph.add("Cast", there, to=TensorProto.FLOAT)
-        kept = graph.add("Pad", there, graph.constant([0, 0, 0, 1]), graph.constant(1.0, np.float32))
-        kept = graph.add("Gather", kept, graph.constant(self.spec.owners), axis=1)
-        graph.there = graph.add("Reshape", there, graph.constant([-1, 1]))
-        return graph.add("Concat", graph.add("Mul", seen, kept), there, axis=1)
-
-
-class _MemberGraph(StockGraph):
-    """The graph of the network that members share; `there` [R * C, 1] is 0 for absent ones, whose outputs are 0."""
-
-    there = ""
-
-    def policy_outputs(self) -> str:
-        outputs = super().policy_outputs()
-        return self.add("Mul", outputs, self.there) if self.there else outputs
 
 
 def add_policy(graph: ActingGraph, head: ActionHead, kind: GraphKind, masked: bool) -> None:

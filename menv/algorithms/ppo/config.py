@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -14,10 +14,6 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.field_checks import FASTEST, LARGEST, shown
 from menv.algorithms.config.setting import by_name, setting
 from menv.errors import ConfigError
-
-if TYPE_CHECKING:
-    from menv.algorithms.ppo.ppo import PPO
-
 
 Schedule: TypeAlias = Sequence[Sequence[float]]
 """`[env_steps, value]` pairs in ascending order, interpolated linearly and constant outside."""
@@ -146,12 +142,6 @@ class PPOConfig(AlgorithmConfig):
     def rows_of_a_step(self) -> int:
         """Return the timesteps of one gradient step."""
         return min(self.sgd_minibatch_size, self.train_batch_size)
-
-    def build(self, env: Any = None) -> PPO:
-        """Return the algorithm, its environments created; `env` overrides the config's own."""
-        from menv.algorithms.ppo.ppo import PPO
-
-        return PPO(config=self, env=env)
 
 
 _KL_OF_NUMBERS = 0.2

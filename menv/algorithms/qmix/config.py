@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from menv.algorithms.config.setting import by_name, setting
-from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.networks.stock_spec import MOST_SIZE
+from menv.algorithms.off_policy.config import OffPolicyConfig
 from menv.algorithms.qmix.network import Mixer
-
-if TYPE_CHECKING:
-    from menv.algorithms.qmix.qmix import QMIX
 
 
 @by_name
@@ -45,9 +42,3 @@ class QMIXConfig(OffPolicyConfig):
     """Loss of the TD errors, as for DQN. The default "mse" is the loss of Rashid et al. 2018."""
     n_step: int | Literal["auto"] = 1
     """Maximum number of rewards in a target before it bootstraps from the target network; "auto" as for DQN."""
-
-    def build(self, env: Any = None) -> QMIX:
-        """Return the algorithm, its environments created; `env` overrides the config's own."""
-        from menv.algorithms.qmix.qmix import QMIX
-
-        return QMIX(config=self, env=env)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import Activation, Layer, StockSpec, UnitWeights, orthogonal
-from menv.algorithms.recipe import instead
+from menv.algorithms.off_policy.recipe import instead
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor
 from menv.errors import ConfigError
 from menv.inference.acting_graphs import ActingGraphs
@@ -133,7 +133,7 @@ class GroupSpec(NetworkSpec):
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
-        """The member that each column before the marks belongs to; C for columns of no member, such as the global state."""
+        """The member that each column before the marks belongs to; C for no member, such as for the global state."""
         of = {column: place for place, own in enumerate(self.layout.members) for column in own}
         return tuple(of.get(column, len(self.layout.members)) for column in range(self.obs_size - self.marks))
 
@@ -224,6 +224,6 @@ class GroupSpec(NetworkSpec):
         return TorchGroup(self, params)
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs:
-        from menv.algorithms.networks.stock_graphs import GroupGraphs
+        from menv.algorithms.qmix.graphs import GroupGraphs
 
         return GroupGraphs(self, defaults)

@@ -12,9 +12,10 @@ import gymnasium as gym
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.off_policy.recipe import OffPolicyRecipe
 from menv.algorithms.qmix.config import QMIXConfig
 from menv.algorithms.qmix.network import GroupSpec, group_layout
-from menv.algorithms.recipe import Learner, OffPolicyRecipe, Weights
+from menv.algorithms.recipe import Learner, Weights
 from menv.errors import ConfigError
 
 

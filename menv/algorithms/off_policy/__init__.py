@@ -1,0 +1,1 @@
+"""What the algorithms share that learn Q-values from replayed experience: settings, recipe, replay buffer."""
