@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ class Logged:
         config: Its settings.
         rows: What was logged, a row per call.
         artifacts: Their names.
-        exit_code: None if it has not ended.
+        exit_code: None while its end is not written.
     """
 
     run_id: str = ""
@@ -36,9 +37,14 @@ class Logged:
 
 
 def logged_runs(folder: Path) -> list[Logged]:
-    """Return the runs that wandb wrote in a working folder, the oldest first."""
-    files = folder.glob("wandb/offline-run-*/*.wandb")
-    return [_run(path) for path in sorted(files, key=lambda path: path.stat().st_mtime)]
+    """Return the runs that wandb wrote in a working folder and that have ended, the oldest first."""
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+    until = time.monotonic() + 30
+    # The process of wandb may write the last records after the end of the run.
+    while any((run := _run(path)).exit_code is None for path in files):
+        assert time.monotonic() < until, run
+        time.sleep(0.05)
+    return [_run(path) for path in files]
 
 
 def _run(path: Path) -> Logged:
