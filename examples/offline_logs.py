@@ -36,11 +36,11 @@ def main(seconds: float = 30.0, seed: int = 0) -> dict[str, Any]:
     run_dir = next_run_dir("offline-logs", "DQN")
     with tempfile.TemporaryDirectory() as folder:
         returns = {
-            "good": mean_return(good, 20, Path(folder, "good.jsonl"), seed),
-            "careless": mean_return(careless, 100, Path(folder, "careless.jsonl"), seed + 1),
+            "good": mean_return(good, 20, Path(folder, "good.parquet"), seed),
+            "careless": mean_return(careless, 100, Path(folder, "careless.parquet"), seed + 1),
         }
         config = {
-            "input": f"{folder}/*.jsonl",
+            "input": f"{folder}/*.parquet",
             # Long returns bootstrap less from actions that no episode shows, whose values would grow without bound.
             "n_step": 20,
             "target_network_update_freq": 4000,

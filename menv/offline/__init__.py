@@ -1,6 +1,6 @@
-"""Recorded episodes: written by `record` and `RecordCallbacks`, read by `config["input"]`, replayed by `replay`.
+"""Recorded episodes: written by `record` and `RecordCallbacks`, read by `config["input"]`.
 
-A recording holds whole episodes as the environment and the policies saw them, before connectors, in Parquet or JSONL.
+A recording holds whole episodes as the environment and the policies saw them, before connectors, in Parquet.
 `episodes.py` says what an episode is and which columns it has, `files.py` reads and writes these. Nothing in a file is
 executed, imported or unpickled.
 """
@@ -17,7 +17,5 @@ if TYPE_CHECKING:
     from menv.offline.files import write_minari as write_minari
     from menv.offline.recording import RecordCallbacks as RecordCallbacks
     from menv.offline.recording import record as record
-    from menv.offline.replaying import ReplayDifference as ReplayDifference
-    from menv.offline.replaying import replay as replay
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -1,20 +1,18 @@
-"""Recordings on disk: Parquet by pyarrow, or JSONL, as the suffix says; and data sets of Minari, one agent in each.
+"""Recordings on disk: Parquet by pyarrow, and data sets of Minari, one agent in each.
 
-The first line of JSONL is the header, each other line has the columns of an episode. Values are numbers, flags and
-texts; columns of any other type are refused.
+Values are numbers, flags and texts; columns of any other type are refused.
 """
 
 from __future__ import annotations
 
 import glob
 import itertools
-import json
 import math
 import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from importlib import import_module
@@ -51,11 +49,11 @@ _EPISODES = 200
 _MOST_HEADER, _MOST_PARTS = 1 << 24, 1 << 14
 """Bytes of a text, and entries of a list, in the description of a Parquet file."""
 _MOST_MEMORY, _MOST_TIMES, _OF_A_VALUE = 1 << 30, 100, 4
-_SUFFIXES, _MINARI = (".parquet", ".jsonl"), "minari:"
+_SUFFIX, _MINARI = ".parquet", "minari:"
 
 
 def write_episodes(path: str | os.PathLike[str], episodes: Iterable[RecordedEpisode]) -> Path:
-    """Write episodes into a new file, Parquet or JSONL as its suffix says; the file appears when it is complete.
+    """Write episodes into a new Parquet file, which appears when it is complete.
 
     Returns:
         The path.
@@ -70,21 +68,18 @@ def write_episodes(path: str | os.PathLike[str], episodes: Iterable[RecordedEpis
     if not whole:
         raise ConfigError(f"{where}: no episodes for {target}, expected one at least; record longer")
     header = Header.of(where, whole)
-    write = _write_parquet if target.suffix == ".parquet" else _write_jsonl
     with writing(where, f"the recording {target}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as draft:
-            write(draft, header, whole)
+            _write(draft, header, whole)
     return target
 
 
 def path_to_write(where: str, path: str | os.PathLike[str]) -> Path:
     """Return the path of a recording that is to be written; refuse another suffix."""
     target = path_given(where, path)
-    if target.suffix not in _SUFFIXES:
-        raise ConfigError(
-            f"{where}: {target.name!r}, expected a name that ends in .parquet or .jsonl; rename it"
-        )
+    if target.suffix != _SUFFIX:
+        raise ConfigError(f"{where}: {target.name!r}, expected a name that ends in {_SUFFIX}; rename it")
     return target
 
 
@@ -104,40 +99,35 @@ def episode_sources(pattern: str | os.PathLike[str]) -> list[EpisodeSource]:
     if isinstance(pattern, str) and pattern.startswith(_MINARI):
         return list(_minari_sources(pattern))
     found = glob.glob(os.fspath(pattern), recursive=True)
-    names = sorted(name for name in found if Path(name).suffix in _SUFFIXES)
+    names = sorted(name for name in found if Path(name).suffix == _SUFFIX)
     if not names:
         raise ConfigError(
             f"recording {os.fspath(pattern)!r}: no file of this name in {Path.cwd()}, expected a path or a pattern of "
-            ".parquet or .jsonl files; check the spelling"
+            f"{_SUFFIX} files; check the spelling"
         )
     return [source for name in names for source in _sources(f"recording {name}", Path(name))]
 
 
 def _sources(where: str, path: Path) -> Iterator[EpisodeSource]:
-    text: Any
     with _reading(where), opened(path) as file:
-        if path.suffix == ".parquet":
-            # Not the Arrow schema: an extension type in it could need a class.
-            recording = _parquet(file)
-            # It raises for a damaged description, with which looking at columns ends the process.
-            recording.scan_contents()
-            found = recording.metadata
-            text, parts, read = (found.metadata or {}).get(KEY.encode()), found.num_row_groups, _read_parquet
-        else:
-            text, parts, read = file.readline(), 1, _read_jsonl
-    header = Header.from_json(where, text)
-    for number in range(parts):
-        yield EpisodeSource(where, header.spaces, partial(_read, read, where, path, header, number))
+        # Not the Arrow schema: an extension type in it could need a class.
+        recording = _parquet(file)
+        # It raises for a damaged description, with which looking at columns ends the process.
+        recording.scan_contents()
+        found = recording.metadata
+    header = Header.from_json(where, (found.metadata or {}).get(KEY.encode()))
+    for number in range(found.num_row_groups):
+        yield EpisodeSource(where, header.spaces, partial(_read, where, path, header, number))
 
 
-def _read(read: Any, where: str, path: Path, header: Header, number: int) -> Iterator[RecordedEpisode]:
+def _read(where: str, path: Path, header: Header, number: int) -> Iterator[RecordedEpisode]:
     with _reading(where):
-        yield from from_columns(header, read(where, path, header, number), where)
+        yield from from_columns(header, _columns(where, path, header, number), where)
 
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Turn what pyarrow, numpy and json raise for damaged files into a ConfigError."""
+    """Turn what pyarrow and numpy raise for damaged files into a ConfigError."""
     try:
         yield
     except (ConfigError, MissingExtraError):
@@ -148,18 +138,14 @@ def _reading(where: str) -> Iterator[None]:
         raise not_ours(where, f"it cannot be read ({said.splitlines()[0]:.120})") from error
 
 
-def _package(name: str, install: str) -> Any:
+def _package(name: str, install: str = "menv-rl[offline]") -> Any:
     try:
         return import_module(name)
     except ImportError as error:
         raise MissingExtraError(
             f"menv.offline: the package {name} is not installed, expected it for recordings of this kind; run: pip "
-            f"install '{install}', or use .jsonl"
+            f"install '{install}'"
         ) from error
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    return _package("pyarrow", "menv-rl[offline]"), _package("pyarrow.parquet", "menv-rl[offline]")
 
 
 def _arrow_type(pa: Any, column: Column) -> Any:
@@ -169,8 +155,8 @@ def _arrow_type(pa: Any, column: Column) -> Any:
     return found if column.shape is None else pa.list_(found)
 
 
-def _write_parquet(path: Path, header: Header, episodes: Sequence[RecordedEpisode]) -> None:
-    pa, pq = _pyarrow()
+def _write(path: Path, header: Header, episodes: Sequence[RecordedEpisode]) -> None:
+    pa, pq = _package("pyarrow"), _package("pyarrow.parquet")
     types = [(name, _arrow_type(pa, column)) for name, column in header.columns.items()]
     steps = np.cumsum([sum(len(one.steps.rewards) for one in episode.trajectories) for episode in episodes])
     schema = pa.schema(types, {KEY: header.to_json()})
@@ -186,8 +172,8 @@ def _write_parquet(path: Path, header: Header, episodes: Sequence[RecordedEpisod
             writer.write_table(pa.table(arrays, writer.schema), row_group_size=len(arrays[0]))
 
 
-def _read_parquet(where: str, path: Path, header: Header, number: int) -> Columns:
-    pa, _ = _pyarrow()
+def _columns(where: str, path: Path, header: Header, number: int) -> Columns:
+    pa = _package("pyarrow")
     with opened(path) as file:
         recording = _parquet(file)
         _check_size(where, header, recording.metadata.row_group(number))
@@ -200,7 +186,7 @@ def _read_parquet(where: str, path: Path, header: Header, number: int) -> Column
 
 
 def _parquet(file: Any) -> Any:
-    return _pyarrow()[1].ParquetFile(
+    return _package("pyarrow.parquet").ParquetFile(
         file, thrift_string_size_limit=_MOST_HEADER, thrift_container_size_limit=_MOST_PARTS
     )
 
@@ -234,38 +220,6 @@ def _from_arrow(where: str, name: str, array: Any, column: Column) -> list[Any]:
     offsets = array.offsets.to_pylist()
     values = values.reshape(offsets[-1], *column.shape)
     return [values[start:end] for start, end in itertools.pairwise(offsets)]
-
-
-def _write_jsonl(path: Path, header: Header, episodes: Sequence[RecordedEpisode]) -> None:
-    with opened(path, "w", encoding="utf-8") as file:
-        file.write(header.to_json() + "\n")
-        for numbered in enumerate(episodes):
-            file.write(json.dumps(to_columns(header, [numbered]), default=np.ndarray.tolist) + "\n")
-
-
-def _read_jsonl(where: str, path: Path, header: Header, number: int) -> Columns:
-    lines: list[Any] = []
-    with opened(path) as file:
-        next(file)
-        for place, line in enumerate(file, 2):
-            try:
-                lines.append(json.loads(line))
-            except (ValueError, RecursionError):
-                if line.endswith(b"\n"):
-                    raise not_ours(where, f"line {place} is no JSON") from None
-                warnings.warn(
-                    f"{where}: line {place}, the last one, is cut, and its episode is skipped; {len(lines)} are read",
-                    stacklevel=2,
-                )
-    found: Columns = {}
-    for name, (dtype, shape) in header.columns.items():
-        values = [value for line in lines for value in line[name]]
-        found[name] = (
-            np.array(values, dtype).tolist()
-            if shape is None
-            else [np.array(value, dtype).reshape(len(value), *shape) for value in values]
-        )
-    return found
 
 
 def _minari_sources(pattern: str) -> Iterator[EpisodeSource]:
@@ -334,60 +288,43 @@ def write_minari(pattern: str | os.PathLike[str], name: str) -> list[str]:
     for episode in read_episodes(pattern):
         specs.add(episode.env_spec)
         for one in episode.trajectories:
-            steps, before = one.steps, [False] * (len(one.steps.rewards) - 1)
-            if not len(steps.rewards) or steps.obs[len(steps.rewards)] is None:
+            steps, count = one.steps, len(one.steps.rewards)
+            if not count or steps.obs[count] is None:
                 left_out[one.agent_id] += 1
                 continue
             pair = spaces[one.agent_id] = one.observation_space, one.action_space
             mine = buffers.setdefault(one.agent_id, [])
-            nested = [
-                _nested(space, given) for space, given in zip(pair, (steps.obs, steps.actions), strict=True)
-            ]
-            flags = [*before, steps.terminated], [*before, steps.truncated]
+            nested = map(_nested, pair, (steps.obs, steps.actions))
+            flags = ([False] * (count - 1) + [flag] for flag in (steps.terminated, steps.truncated))
             mine.append(
                 minari.data_collector.EpisodeBuffer(
                     len(mine), episode.seed, None, *nested, steps.rewards.tolist(), *flags, {}
                 )
             )
-    _tell_left_out(pattern, left_out, buffers)
+    if left_out:
+        said = f"write_minari: {pattern}: {dict(left_out)!s:.200} trajectories without an action or a last observation"
+        if not buffers:
+            raise ConfigError(f"{said}; let the environment return an agent's observation when it ends")
+        warnings.warn(f"{said} are left out", stacklevel=2)
     # The text alone: with a spec, Minari would make the environment.
     metadata = {"env_spec": specs.pop()} if len(specs) == 1 and "" not in specs else {}
-    names = []
-    for agent, mine in buffers.items():
-        names.append(f"{name}-{re.sub('[^a-zA-Z0-9]+', '-', str(agent)).strip('-')}-v0")
-        _write_data_set(minari, names[-1], mine, spaces[agent], metadata)
-    return names
-
-
-def _tell_left_out(pattern: Any, left_out: Mapping[Any, int], written: Mapping[Any, Any]) -> None:
-    if not left_out:
-        return
-    counts = ", ".join(f"{count} of agent {agent!r:.60}" for agent, count in [*left_out.items()][:8])
-    said = (
-        f"write_minari: {os.fspath(pattern)}: {counts} without an action or a last observation, expected trajectories "
-        "with one observation more than actions"
-    )
-    if not written:
-        raise ConfigError(f"{said}; let the environment return an agent's observation when it ends")
-    warnings.warn(f"{said}; they are left out", stacklevel=3)
-
-
-def _write_data_set(
-    minari: Any, name: str, episodes: list[Any], spaces: tuple[Space, Space], metadata: Mapping[str, str]
-) -> None:
+    names = {agent: f"{name}-{re.sub('[^a-zA-Z0-9]+', '-', str(agent)).strip('-')}-v0" for agent in buffers}
     with warnings.catch_warnings():
         # About an author, whom recordings do not name.
         warnings.simplefilter("ignore", UserWarning)
-        try:
-            written = minari.create_dataset_from_buffers(
-                name, episodes, observation_space=spaces[0], action_space=spaces[1]
-            )
-            written.storage.update_metadata(metadata)
-        except ValueError as error:
-            raise ConfigError(
-                f"write_minari: {name!r} cannot be made ({str(error).splitlines()[0]:.150}), expected a new name such "
-                "as 'poles/balance'; choose another one"
-            ) from error
+        for agent, mine in buffers.items():
+            obs_space, action_space = spaces[agent]
+            try:
+                written = minari.create_dataset_from_buffers(
+                    names[agent], mine, observation_space=obs_space, action_space=action_space
+                )
+                written.storage.update_metadata(metadata)
+            except ValueError as error:
+                raise ConfigError(
+                    f"write_minari: {names[agent]!r} cannot be made ({str(error).splitlines()[0]:.150}), expected a "
+                    "new name such as 'poles/balance'; choose another one"
+                ) from error
+    return list(names.values())
 
 
 def _nested(space: Space, values: Any) -> Any:

@@ -171,7 +171,7 @@ class RecordCallbacks(DefaultCallbacks):
     evaluations and of clients are not recorded.
 
     Args:
-        path: The folder and the beginning of the names; .parquet or .jsonl.
+        path: The folder and the beginning of the names; .parquet.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -232,7 +232,7 @@ def record(
     Args:
         source: What acts: an algorithm, a policy, policies by id, or a function of an observation, or functions by id.
         env: The environment, as for an algorithm.
-        path: The file, .parquet or .jsonl.
+        path: The file, .parquet.
         episodes: How many: the first ones to begin, so that short ones are not preferred.
         policy_mapping_fn: The policy of each agent, as in `multiagent`. None takes the algorithm's, or the only policy,
             or the one that is named like the agent.

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from menv import Policy
@@ -162,10 +164,13 @@ def test_no_argument_and_no_file_that_one_names_commands_the_terminal(
 
 
 def test_errors_are_printable_outside_of_commands_too(tmp_path: Path) -> None:
-    (tmp_path / "games.jsonl").write_text(json.dumps({"menv_recording": HOSTILE}))
+    header = json.dumps({"menv_episodes": HOSTILE})
+    pq.write_table(
+        pa.table({}).replace_schema_metadata({"menv_episodes": header}), tmp_path / "games.parquet"
+    )
     (tmp_path / "001.json").write_text(json.dumps({"kind": "menv crash capsule", "version": HOSTILE}))
     for read in (
-        lambda: list(read_episodes(tmp_path / "games.jsonl")),
+        lambda: list(read_episodes(tmp_path / "games.parquet")),
         lambda: replay(tmp_path / "001.json"),
         lambda: read_episodes(HOSTILE).__next__(),
     ):

@@ -42,7 +42,7 @@ def test_qmix_learns_more_from_random_joint_actions_under_masks_than_they_earned
 
 
 def test_ppo_clones_a_player_under_masks(tmp_path: Path) -> None:
-    path = tmp_path / "last.jsonl"
+    path = tmp_path / "last.parquet"
     returns = record(lambda obs: open_doors(obs)[-1], Doors, path, episodes=30)
     assert returns == pytest.approx({"a": 6, "b": 6})
     config = {

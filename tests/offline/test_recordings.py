@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,13 +79,12 @@ def episodes(draw: st.DrawFn) -> RecordedEpisode:
     return RecordedEpisode(found, draw(st.none() | st.integers(0, 2**40)), "world", 99, unclaimed)
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 @given(some=st.lists(episodes(), min_size=1, max_size=3))
 @settings(max_examples=10, deadline=None)
 def test_files_return_what_was_written(
-    suffix: str, some: list[RecordedEpisode], tmp_path_factory: pytest.TempPathFactory
+    some: list[RecordedEpisode], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = write_episodes(tmp_path_factory.mktemp("some") / f"some.{suffix}", some)
+    path = write_episodes(tmp_path_factory.mktemp("some") / "some.parquet", some)
     assert [shown(one) for one in read_episodes(path)] == [shown(one) for one in some]
 
 
@@ -100,8 +98,7 @@ def test_agents_keep_ids_that_are_no_strings(tmp_path: Path) -> None:
     assert [one.agent_id for one in next(read_episodes(path)).trajectories] == [3, ("car", 1), "3"]
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-def test_batches_of_a_recording_are_those_that_were_sampled(suffix: str, tmp_path: Path) -> None:
+def test_batches_of_a_recording_are_those_that_were_sampled(tmp_path: Path) -> None:
     """Every trajectory has the same observations, actions, rewards, ends and successors as when it was sampled."""
     shared: dict[str, Any] = {
         "train_batch_size": 120, "rollout_fragment_length": 120, "batch_mode": "complete_episodes", "seed": 3,
@@ -110,10 +107,10 @@ def test_batches_of_a_recording_are_those_that_were_sampled(suffix: str, tmp_pat
     batches = []
     for _ in range(2):
         # The file of the first run stays.
-        callbacks = RecordCallbacks(tmp_path / f"run.{suffix}")
+        callbacks = RecordCallbacks(tmp_path / "run.parquet")
         with PPO(env=Comings, config={**shared, "callbacks": callbacks}) as algo:
             batches.append(algo.sample())
-    paths = [tmp_path / f"run-0-0000{number}.{suffix}" for number in (1, 2)]
+    paths = [tmp_path / f"run-0-0000{number}.parquet" for number in (1, 2)]
     assert sorted(tmp_path.iterdir()) == paths
     sampled, written = batches[0], list(read_episodes(paths[0]))
     assert {one.policy_id == one.agent_id for episode in written for one in episode.trajectories} == {True}
@@ -132,9 +129,16 @@ def chunks(batch: Any) -> list[Any]:
     return sorted([one[name].tolist() for name in names] for one in batch.split_by_episode())
 
 
-def changed(**values: Any) -> Callable[[str, list[dict[str, Any]]], str]:
-    """Return a function that changes columns of the first episode of a JSONL file."""
-    return lambda header, rows: header + json.dumps(rows[0] | values)
+def changed(**values: Any) -> Callable[[Any], Any]:
+    """Return a function that changes values of the first row of a recording."""
+    return lambda table: pa.Table.from_pylist([table.to_pylist()[0] | values], table.schema)
+
+
+def with_header(old: bytes, new: bytes) -> Callable[[Any], Any]:
+    """Return a function that changes the header of a recording."""
+    return lambda table: table.replace_schema_metadata(
+        {name: value.replace(old, new) for name, value in table.schema.metadata.items()}
+    )
 
 
 def with_texts(table: Any) -> Any:
@@ -147,34 +151,26 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "another Parquet file": (lambda table: table.replace_schema_metadata({}), r"no header of a recording"),
     "a column less": (lambda table: table.drop_columns(["reward"]), r"it cannot be read \(.*reward"),
     "another type": (with_texts, r"it cannot be read \(.*string"),
-    "another JSONL file": (lambda header, rows: "{}\n", r"bad.jsonl: it has no header of a recording"),
     "a newer version": (
-        lambda header, rows: header.replace('"menv_episodes": 1', '"menv_episodes": 2'),
+        with_header(b'"menv_episodes": 1', b'"menv_episodes": 2'),
         r"format version 2, expected 1; read it with the menv that wrote it",
     ),
-    "a damaged header": (lambda header, rows: header.replace('"box"', '"boy"'), r"its header is damaged"),
-    "a line in the middle": (lambda header, rows: header + "{\n" + json.dumps(rows[0]), r"line 2 is no JSON"),
-    "a large number": (changed(length=[1 << 64]), r"it cannot be read \(.*too large"),
-    "a reward without end": (changed(reward=[[float("nan")]]), r"a reward is not finite"),
-    "an unclaimed reward without end": (changed(unclaimed=['[["agent0", NaN]]']), r"a reward is not finite"),
-    "deep JSON": (changed(unclaimed=["[" * 200_000]), r"it cannot be read \(maximum recursion depth"),
-    "another agent": (changed(agent=["b"]), r"bad.jsonl, episode 0: agent 'b' is not in its header"),
-    "an action outside": (changed(reward=[[1]], action=[[7]], obs=[[[0] * 4]], t=[[0, 1]]), r"episode 0, .*got 7"),
-    "half a trajectory": (changed(reward=[[1]]), r"episode 0: .* 1 rewards of a trajectory, expected"),
+    "a damaged header": (with_header(b'"box"', b'"boy"'), r"its header is damaged"),
+    "a reward without end": (changed(reward=[float("nan")]), r"a reward is not finite"),
+    "an unclaimed reward without end": (changed(unclaimed='[["agent0", NaN]]'), r"a reward is not finite"),
+    "deep JSON": (changed(unclaimed="[" * 200_000), r"it cannot be read \(maximum recursion depth"),
+    "another agent": (changed(agent="b"), r"bad.parquet, episode 0: agent 'b' is not in its header"),
+    "an action outside": (changed(reward=[1], action=[7], obs=[[0] * 4], t=[0, 1]), r"episode 0, .*got 7"),
+    "half a trajectory": (changed(reward=[1]), r"episode 0: .* 1 rewards of a trajectory, expected"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_other_files_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
     change, message = REFUSED[case]
-    suffix = "jsonl" if change.__code__.co_argcount == 2 else "parquet"
-    good, bad = tmp_path / f"good.{suffix}", tmp_path / f"bad.{suffix}"
+    good, bad = tmp_path / "good.parquet", tmp_path / "bad.parquet"
     record(lambda obs: 0, "CartPole-v1", good, episodes=1)
-    if suffix == "parquet":
-        pq.write_table(change(pq.read_table(good)), bad)
-    else:
-        header, *rows = good.read_text().splitlines(keepends=True)
-        bad.write_text(change(header, list(map(json.loads, rows))))
+    pq.write_table(change(pq.read_table(good)), bad)
     assert_refused(str(bad), message)
 
 
@@ -198,18 +194,8 @@ def assert_refused(pattern: str, message: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_the_cut_last_line_of_jsonl_is_skipped_with_a_warning(tmp_path: Path) -> None:
-    path = tmp_path / "some.jsonl"
-    record(lambda obs: 0, "CartPole-v1", path, episodes=3)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.warns(
-        UserWarning, match="line 4, the last one, is cut, and its episode is skipped; 2 are read"
-    ):
-        assert len(list(read_episodes(path))) == 2
-
-
 def test_recorded_rows_are_added_to_sampled_ones_by_their_share(tmp_path: Path) -> None:
-    path = tmp_path / "some.jsonl"
+    path = tmp_path / "some.parquet"
     record(lambda obs: 0, "CartPole-v1", path, episodes=4)
     config = {"input": {"sampler": 0.4, str(path): 0.6}, "train_batch_size": 200, "seed": 0}
     with PPO(env="CartPole-v1", config=config) as algo:
@@ -274,9 +260,7 @@ def test_settings_that_recordings_do_not_go_with_are_refused(
 
 def test_another_suffix_is_refused_before_episodes_are_played(tmp_path: Path) -> None:
     played: list[Any] = []
-    with pytest.raises(
-        ConfigError, match=r"record: 'games.csv', expected a name that ends in .parquet or .jsonl"
-    ):
+    with pytest.raises(ConfigError, match=r"record: 'games.csv', expected a name that ends in .parquet"):
         record(played.append, "CartPole-v1", tmp_path / "games.csv", episodes=1)
     with pytest.raises(ConfigError, match=r"RecordCallbacks: 'games.csv', expected"):
         RecordCallbacks(tmp_path / "games.csv")

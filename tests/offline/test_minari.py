@@ -1,15 +1,13 @@
-"""Recorded episodes are replayed in their environment, and become Minari data sets and back."""
+"""Recorded episodes become Minari data sets and back."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from PIL import Image
 
 from menv import ConfigError
 from menv.algorithms import DQN, PPO
@@ -20,62 +18,20 @@ from menv.offline import (
     RecordedTrajectory,
     read_episodes,
     record,
-    replay,
     write_episodes,
     write_minari,
 )
 from tests.offline.worlds import SPACES, Comings
 
 
-def test_an_episode_is_repeated_exactly_and_rendered(tmp_path: Path) -> None:
-    path = tmp_path / "some.parquet"
-    record(lambda obs: int(obs[2] > 0), "CartPole-v1", path, episodes=3)
-    assert replay(path, number=2, video=tmp_path / "videos") == []
-    episode = list(read_episodes(path))[2]
-    (video,) = (tmp_path / "videos").glob("*.gif")
-    with Image.open(video) as picture:
-        assert getattr(picture, "n_frames", 1) > episode.env_steps // 2
-    actions = episode.trajectories[0].steps.actions.copy()
-    actions[3] = 1 - actions[3]
-    steps = replace(episode.trajectories[0].steps, actions=actions)
-    other = replace(episode, trajectories=[replace(episode.trajectories[0], steps=steps)])
-    first = replay(other)[0]
-    assert (first.step, first.agent_id, first.what) == (4, "agent0", "obs")
-
-
 def recorded_comings(tmp_path: Path) -> Path:
     config = {
         "multiagent": {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent},
-        "train_batch_size": 60, "seed": 1, "callbacks": RecordCallbacks(tmp_path / "run.jsonl"),
+        "train_batch_size": 60, "seed": 1, "callbacks": RecordCallbacks(tmp_path / "run.parquet"),
     }  # fmt: skip
     with PPO(env=Comings, config=config) as algo:
         algo.sample()
-    return tmp_path / "run-0-00001.jsonl"
-
-
-def test_agents_that_come_and_go_are_repeated_too(tmp_path: Path) -> None:
-    path = recorded_comings(tmp_path)
-    assert [replay(path, Comings, number=number) for number in range(4)] == [[]] * 4
-
-
-@pytest.mark.parametrize(
-    ("number", "seed", "env", "message"),
-    [
-        (9, 1, None, "no episode 9 in .*, expected the number of one"),
-        (-1, 1, None, "no episode -1 in"),
-        (0, None, None, "has no seed, expected one"),
-        (0, 1, "os:system", "env 'os:system' in the recording is not known here"),
-    ],
-)
-def test_replays_that_are_impossible_are_refused(
-    number: int, seed: int | None, env: str | None, message: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "some.jsonl"
-    record(lambda obs: 0, "CartPole-v1", path, episodes=1)
-    (episode,) = read_episodes(path)
-    write_episodes(path, [replace(episode, seed=seed, env=env or episode.env)])
-    with pytest.raises(ConfigError, match=message):
-        replay(path, number=number)
+    return tmp_path / "run-0-00001.parquet"
 
 
 def test_a_minari_data_set_is_written_for_each_agent_and_read_as_input(
@@ -130,12 +86,10 @@ def test_trajectories_without_a_last_observation_are_left_out_of_minari_with_a_w
         return RecordedTrajectory(agent, steps, space, space)
 
     write_episodes(path, [RecordedEpisode([trajectory("a", 1), trajectory("b", None)])])
-    with pytest.warns(
-        UserWarning, match=r"1 of agent 'b' without an action or a last observation.* left out"
-    ):
+    with pytest.warns(UserWarning, match=r"\{'b': 1\} trajectories without .* left out"):
         assert write_minari(path, "games/some") == ["games/some-a-v0"]
     write_episodes(path, [RecordedEpisode([trajectory("b", None)])])
-    with pytest.raises(ConfigError, match=r"1 of agent 'b' without .*; let the environment return"):
+    with pytest.raises(ConfigError, match=r"\{'b': 1\} trajectories without .*; let"):
         write_minari(path, "games/none")
 
 
