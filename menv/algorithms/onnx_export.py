@@ -1,17 +1,20 @@
-"""One ONNX file of a policy: observation in, action out, for runtimes that know nothing of menv.
+"""One ONNX file of a policy, for runtimes that know nothing of menv: `menv.export_onnx`, and what RLlink clients read.
 
-`menv.export_onnx` is its public name. Preprocessing, filters, weights and the scaling of actions are inside the file; a
-recurrent state, frames, an action mask and random draws are inputs. Needs onnx, but not torch.
+Preprocessing, filters, weights and the scaling of actions are inside. The file of `export_onnx` gives actions; a
+recurrent state, frames, an action mask and random draws are inputs. That of `rllink_model` has one input and one
+output, the inputs of the action distribution. Needs onnx, but not torch.
 """
 
 from __future__ import annotations
 
+import base64
 import copy
 import functools
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -22,6 +25,7 @@ from menv.errors import ConfigError, MissingExtraError
 try:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
+    from onnx.utils import Extractor
 except ImportError as error:
     raise MissingExtraError(
         "export_onnx: the package onnx is not installed, expected it; run: pip install 'menv-rl[train]'"
@@ -29,15 +33,17 @@ except ImportError as error:
 
 import menv
 from menv.algorithms.networks.graph_builder import GraphBuilder, renamed
+from menv.algorithms.networks.stock_spec import EPSILON
 from menv.connectors.action_output import ActionOutput, is_discrete
-from menv.connectors.built_in import FrameStackAgentConnector
+from menv.connectors.built_in import ClipRewardAgentConnector, FrameStackAgentConnector
 from menv.connectors.connector import AgentConnector, AgentRows
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor, ObsPreprocessorConnector
-from menv.connectors.pipeline import AgentConnectorPipeline, PolicyConnectors, action_plan, batch_steps
-from menv.inference.acting_graphs import GraphKind
+from menv.connectors.pipeline import AgentConnectorPipeline, action_plan, is_passive, leaf_connectors
+from menv.inference.acting_graphs import ActingGraphs, GraphKind
+from menv.inference.action_heads import LEAST_CHANCE, ActionHead
 from menv.inference.golden import Golden, difference, golden_backend, make_golden
-from menv.inference.network_policy import NetworkPolicy
+from menv.inference.network_policy import NetworkGroup, NetworkPolicy
 from menv.inference.onnx_backend import open_session
 from menv.plain_files import replacing
 from menv.policy import Policy, check_one_policy
@@ -210,10 +216,10 @@ class GraphEnds(GraphBuilder):
         x = self.add("Max", x, self.constant(least, exact))
         return self.add("Min", x, self.constant(most, exact))
 
-    def described(self, about: Mapping[str, str]) -> onnx.ModelProto:
+    def described(self, policy: NetworkPolicy, about: Mapping[str, str]) -> onnx.ModelProto:
         """Return the model with metadata."""
         model = self.model("policy")
-        helper.set_model_props(model, dict(about))
+        helper.set_model_props(model, {"menv": menv.__version__, "policy_id": policy.policy_id, **about})
         return model
 
 
@@ -246,9 +252,6 @@ def _element(dtype: npt.DTypeLike) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-_KINDS = (MeanStdObservationFilterAgentConnector, FrameStackAgentConnector)
-
-
 class ConnectorNodes:
     """The connectors between a policy's preprocessor and its network, as nodes: filters and stacked frames.
 
@@ -256,33 +259,27 @@ class ConnectorNodes:
     """
 
     def __init__(self, pipeline: AgentConnectorPipeline, preprocess: ObsPreprocessor) -> None:
-        first, *self._connectors = batch_steps(pipeline) or [AgentConnector()]
+        first, *self._connectors = [
+            one
+            for one in leaf_connectors(pipeline)
+            if type(one) is not ClipRewardAgentConnector and not is_passive(one)
+        ] or [AgentConnector()]
         self._preprocess = preprocess
         stacks = [one for one in self._connectors if isinstance(one, FrameStackAgentConnector)]
         self.frames = stacks[0].num_frames if stacks else None
-        kinds = [type(one) for one in self._connectors]
+        kinds = {type(one) for one in self._connectors}
         self.known = (
             type(first) is ObsPreprocessorConnector
             and len(stacks) < 2
-            and all(kind in _KINDS for kind in kinds)
+            and kinds <= {MeanStdObservationFilterAgentConnector, FrameStackAgentConnector}
         )
 
-    def one_life(self, rows: Array, width: int) -> Array:
-        """Return the connectors' output for preprocessed rows [R, F] of one agent episode, in order."""
-        if not self._connectors:
-            return rows
-        copies, slot = copy.deepcopy(self._connectors), np.zeros(1, np.int64)
-        shown = [AgentRows(row[None], slots=slot) for row in rows]
-        for one in shown:
-            for connector in copies:
-                connector.over_rows(one)
-        return np.concatenate([one.array() for one in shown])
-
-    def places(self, rows: int) -> Array:
-        """Return [R, frames] which of R observations of one agent episode each row shows, the oldest first."""
-        frames = self.frames or 1
-        places: Array = np.maximum(np.arange(rows)[:, None] + np.arange(1 - frames, 1), 0)
-        return places
+    def of_first(self, rows: Array) -> Array:
+        """Return the connectors' output for preprocessed rows [R, F], each the first of an agent episode."""
+        shown = AgentRows(rows, slots=np.arange(len(rows)))
+        for connector in copy.deepcopy(self._connectors):
+            connector.over_rows(shown)
+        return shown.array()
 
     def add(self, ends: GraphEnds, rows: str) -> str:
         """Add the nodes to the rows of this name and return the new name."""
@@ -290,7 +287,13 @@ class ConnectorNodes:
             if isinstance(one, FrameStackAgentConnector):
                 rows = _stacked(ends, rows, self._preprocess, one.num_frames)
             elif isinstance(one, MeanStdObservationFilterAgentConnector):
-                rows = filtered(ends, rows, one.applied, one.clip)
+                # A filter that has seen nothing changes nothing.
+                for op, value in zip(("Sub", "Mul"), one.applied, strict=True):
+                    rows = ends.add(op, rows, ends.constant(value, np.float32)) if len(value) else rows
+                if one.clip is not None:
+                    rows = ends.add(
+                        "Clip", rows, *(ends.constant(x, np.float32) for x in (-one.clip, one.clip))
+                    )
         return rows
 
 
@@ -303,20 +306,34 @@ def _stacked(ends: GraphEnds, rows: str, preprocess: ObsPreprocessor, frames: in
     return ends.add("Reshape", rows, ends.constant([-1, frames * preprocess.size]))
 
 
-def filtered(
-    ends: GraphEnds,
-    rows: str,
-    statistics: tuple[Array, Array],
-    clip: float | None,
-    names: tuple[str, str] = ("", ""),
-) -> str:
-    """Add a filter of means and deviations, whose constants shift and scale get `names`."""
-    if len(statistics[0]):
-        for op, value, name in zip(("Sub", "Mul"), statistics, names, strict=True):
-            rows = ends.add(op, rows, ends.constant(value, np.float32, name))
-    if clip is not None:
-        rows = ends.add("Clip", rows, *(ends.constant(limit, np.float32) for limit in (-clip, clip)))
-    return rows
+class _Source(NamedTuple):
+    """What a file is made of."""
+
+    networks: NetworkGroup
+    graphs: ActingGraphs
+    steps: ConnectorNodes
+    output: ActionOutput
+
+
+def _source(where: str, policy: Policy, instead: str) -> _Source:
+    """Return the parts of a policy; ConfigError if it has none that a graph expresses."""
+    graphs = policy.networks.graphs() if isinstance(policy, NetworkPolicy) else None
+    if not isinstance(policy, NetworkPolicy):
+        why = f"{type(policy).__name__} is code of your own, which has no graph"
+    elif graphs is None:
+        why = "its network has no acting graphs"
+    else:
+        networks, own = policy.networks, policy.networks.connectors[policy.index]
+        steps = ConnectorNodes(own.agent, networks.preprocess)
+        wide = steps.known and own.agent.space(networks.observation_space, 0)[1] == networks.row_width
+        if wide and not action_plan(own.action).rest:
+            return _Source(networks, graphs, steps, own.output(networks.action_space))
+        names = ", ".join(one.name for one in (*own.agent.connectors, *own.action.connectors))
+        why = f"connectors that no graph expresses among {names}"
+    raise ConfigError(
+        f"{where}: policy {getattr(policy, 'policy_id', type(policy).__name__)!r}: {why}, expected a network that ONNX "
+        f"expresses, behind the usual connectors, filters of means and frames; {instead}"
+    )
 
 
 def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> Path:
@@ -344,106 +361,170 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
             reproduce its actions; or the path is a folder.
         MissingExtraError: onnx is not installed; importing the name tells so.
     """
-    if path_given("export_onnx", path).is_dir():
+    where = "export_onnx"
+    target = path_given(where, path)
+    if target.is_dir():
         raise ConfigError(
-            f"export_onnx: {path} is a folder, expected a file's name; write {str(path)!r} + '/policy.onnx'"
+            f"{where}: {path} is a folder, expected a file's name; write {str(path)!r} + '/policy.onnx'"
         )
-    check_one_policy("export_onnx", policy)
-    if not isinstance(policy, NetworkPolicy):
-        raise ConfigError(
-            f"export_onnx: {type(policy).__name__} is code of your own, which has no graph, expected a policy with a "
-            "stock network; export it by your own means"
-        )
-    networks, where = policy.networks, f"export_onnx: policy {policy.policy_id!r}"
-    graphs = networks.graphs()
-    if graphs is None:
-        raise ConfigError(
-            f"{where}: its network has no acting graphs, expected one that has; export it by your own means"
-        )
-    own = networks.connectors[policy.index]
-    steps = ConnectorNodes(own.agent, networks.preprocess)
-    wide = own.agent.space(networks.observation_space, 0)[1]
-    if not steps.known or action_plan(own.action) != networks.built or wide != networks.row_width:
-        raise ConfigError(
-            f"{where}: connectors that no graph expresses among {_listed(own)}, expected the usual ones, filters of "
-            "means and frames; remove the others from policy.agent_connectors and action_connectors, and do their work "
-            "outside"
-        )
+    check_one_policy(where, policy)
+    networks, graphs, steps, output = _source(where, policy, "export it by your own means")
+    assert isinstance(policy, NetworkPolicy)
     kind: GraphKind = "act" if explore else "greedy"
     weights = networks.backend.get_weights(policy.index)
-    golden = make_golden(networks, golden_backend(networks, graphs, weights), weights, steps.one_life)
+    acting = golden_backend(networks, graphs, weights)
+    golden = make_golden(networks, acting, weights, output, steps.of_first)
     answers = f"{'action' if explore else 'greedy'}."
     ends = GraphEnds()
     ends.observe(networks.preprocess, functools.partial(steps.add, ends), steps.frames)
     ends.embed(onnx.load_from_string(graphs.build(kind, False, networks.preprocess.mask_width > 0)), weights)
     samples = [golden[f"{answers}{index}"] for index in range(len(leaves(networks.action_space)))]
-    ends.act(networks.action_space, networks.output, samples)
-    model = _model(ends, policy, {"explore": explore, "frames": steps.frames or 1})
-    wrong = _difference(model, policy, _framed(golden, networks.preprocess, steps), answers)
-    if wrong:
-        raise ConfigError(
-            f"{where}: {wrong} in ONNX Runtime, expected what the policy answers; report this as a bug"
-        )
-    with writing("export_onnx", f"{path}"):
-        return _write(Path(path), model)
-
-
-def _listed(connectors: PolicyConnectors) -> str:
-    return ", ".join(one.name for one in (*connectors.agent.connectors, *connectors.action.connectors))
-
-
-def _framed(golden: Golden, preprocess: ObsPreprocessor, steps: ConnectorNodes) -> Golden:
-    """Return golden rows whose observations are consecutive in one agent episode."""
-    if steps.frames is None:
-        return golden
-    places = steps.places(len(golden["steady"]))
-    masks = {leaf.keys for leaf in preprocess.mask_leaves}
-    stacked = {
-        name: golden[name][places]
-        for name, keys in ((f"obs.{index}", keys) for index, (keys, _) in enumerate(paths(preprocess.space)))
-        if keys not in masks
-    }
-    return {**golden, **stacked}
-
-
-def _model(ends: GraphEnds, policy: NetworkPolicy, told: Mapping[str, Any]) -> bytes:
-    networks = policy.networks
+    ends.act(networks.action_space, output, samples)
     about = {
-        "menv": menv.__version__,
-        "policy_id": policy.policy_id,
-        **{name: json.dumps(value) for name, value in told.items()},
+        "explore": json.dumps(explore),
+        "frames": json.dumps(steps.frames or 1),
         "observation_space": json.dumps(space_to_json(networks.observation_space)),
         "action_space": json.dumps(space_to_json(networks.action_space)),
     }
-    return bytes(ends.described(about).SerializeToString())
+    model = ends.described(policy, about).SerializeToString()
+    wrong = _difference(model, networks, _framed(golden, networks.preprocess, steps), answers)
+    if wrong:
+        raise ConfigError(
+            f"{where}: policy {policy.policy_id!r}: {wrong} in ONNX Runtime, expected what the policy answers; report "
+            "this as a bug"
+        )
+    with writing(where, f"{path}"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as draft:
+            draft.write_bytes(model)
+    return target
 
 
-def _difference(model: bytes, policy: NetworkPolicy, golden: Golden, answers: str) -> str:
+def _framed(golden: Golden, preprocess: ObsPreprocessor, steps: ConnectorNodes) -> Golden:
+    """Return golden rows whose observations are the first ones of agent episodes."""
+    masks, found = {leaf.keys for leaf in preprocess.mask_leaves}, dict(golden)
+    for index, (keys, _) in enumerate(paths(preprocess.space)):
+        if steps.frames is not None and keys not in masks:
+            name = f"obs.{index}"
+            found[name] = np.repeat(golden[name][:, None], steps.frames, 1)
+    return found
+
+
+def _difference(model: bytes, networks: NetworkGroup, golden: Golden, answers: str) -> str:
     """Return how the file's answers differ from the policy's, for all golden rows and for the first alone, or ""."""
-    networks, session = policy.networks, open_session(model)
-    inputs = {
-        dotted("obs", keys): f"obs.{index}"
-        for index, (keys, _) in enumerate(paths(networks.observation_space))
-    }
-    outputs = {
-        dotted("action", keys): f"{answers}{index}"
-        for index, (keys, _) in enumerate(paths(networks.action_space))
-    }
+    session = open_session(model)
+    known = {
+        dotted(first, keys): f"{prefix}{index}"
+        for first, prefix, space in (
+            ("obs", "obs.", networks.observation_space), ("action", answers, networks.action_space),
+        )
+        for index, (keys, _) in enumerate(paths(space))
+    }  # fmt: skip
     names = [given.name for given in session.get_outputs()]
     for rows in (len(golden["steady"]), 1):
         part = {name: value[:rows] for name, value in golden.items()}
-        feed = {given.name: part[inputs.get(given.name, given.name)] for given in session.get_inputs()}
-        found: dict[str, Any] = dict(zip(names, session.run(names, feed), strict=True))
-        wrong = difference(
-            part, {outputs.get(name, name): np.asarray(value) for name, value in found.items()}
-        )
+        feed = {given.name: part[known.get(given.name, given.name)] for given in session.get_inputs()}
+        found = zip(names, session.run(names, feed), strict=True)
+        wrong = difference(part, {known.get(name, name): np.asarray(value) for name, value in found})
         if wrong:
             return wrong
     return ""
 
 
-def _write(path: Path, model: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft:
-        draft.write_bytes(model)
-    return path
+INPUT = "onnx::Gemm_0"
+"""The input's name in files for RLlink, to which clients have grown used."""
+OUTPUT = "dist_inputs"
+"""The output's name, which they do not ask for."""
+LEAST_BYTES = 160 * 1024
+"""Old clients open their file for reading while the end of it is in a write buffer of up to 128 KiB: of a file that is
+smaller they see nothing."""
+
+_GZIP = 16 + zlib.MAX_WBITS  # zlib then writes the header of a gzip file, without a time
+# The highest logit stays the highest where epsilon is 1, for clients that take it.
+_MOST_EPSILON = 1.0 - 1e-6
+_ASK = 'let clients ask for each action (GET_ACTION), or use PolicyClient with inference_mode="local"'
+
+
+def rllink_model(policy: Policy) -> bytes:
+    """Return a policy with its current weights as the self-contained ONNX file that RLlink clients read.
+
+    It has one input, `onnx::Gemm_0`, float32 [rows, N]: observations flattened in C order; of Dict and Tuple spaces one
+    part after the other in the order of the space, action masks included; a Discrete part is one number. Images of
+    bytes are given as they are, 0 to 255. It has one output, `dist_inputs`, float32 [rows, K]:
+
+    - Discrete: a logit for each choice; choice k is the action `start + k`. MultiDiscrete: those of each component, one
+      after the other. Choices that a mask forbids have no chance.
+    - Box: k means and then k logarithms of standard deviations, of the environment's own actions: a client applies what
+      it draws as it is, and clips it if the environment wants that.
+    - Dict and Tuple: the logits of all discrete parts, one part after the other in the order of the space, then the
+      means of all Box parts, then the logarithms of their standard deviations.
+    - DQN: logarithms of the chances of an epsilon-greedy choice at the epsilon among the weights. A client that draws
+      from the softmax explores as the sampler does; one that takes the highest is greedy.
+
+    Statistics of filters are those of the moment. The file has at least 160 KiB.
+
+    Raises:
+        ConfigError: The policy is code of a user's own, has a memory, stacks frames, has connectors that no graph
+            expresses, or observations of integers that float32 does not hold.
+    """
+    where = "RLlink model"
+    networks, graphs, steps, output = _source(where, policy, _ASK)
+    assert isinstance(policy, NetworkPolicy)
+    preprocess, head = networks.preprocess, networks.backend.head
+    if networks.state_sizes or steps.frames:
+        raise ConfigError(
+            f"{where}: policy {policy.policy_id!r}: it remembers states or frames, for which an RLlink model has no "
+            f"place, expected one without a memory; {_ASK}"
+        )
+    weights, masked = networks.backend.get_weights(policy.index), preprocess.mask_width > 0
+    ends = GraphEnds()
+    ends.observe_flat(preprocess, INPUT, functools.partial(steps.add, ends))
+    ends.embed(_distribution(graphs.build("evaluate", False, masked)), weights)
+    found = f"{PREFIX}{OUTPUT}"
+    if head.numbers:
+        scale, shift = output.outer_scaling(head.inputs)
+        found = ends.add("Mul", found, ends.constant(scale, np.float32))
+        found = ends.add("Add", found, ends.constant(shift, np.float32))
+    elif head.is_value_based:
+        found = _epsilon_greedy(ends, found, head, weights[EPSILON], masked)
+    ends.result(OUTPUT, TensorProto.FLOAT, [ROWS, head.inputs], found)
+    missing = LEAST_BYTES - ends.described(policy, {"padding": ""}).ByteSize()
+    return bytes(ends.described(policy, {"padding": "0" * max(0, missing)}).SerializeToString())
+
+
+def onnx_file(model: bytes) -> str:
+    """Return a model as messages carry it: base64 of gzip. Equal models give equal text."""
+    # Weights hardly become smaller however long it takes; runs, such as padding, are found at once.
+    packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP, zlib.DEF_MEM_LEVEL, zlib.Z_RLE)
+    return base64.b64encode(packer.compress(model) + packer.flush()).decode("ascii")
+
+
+def _distribution(model: bytes) -> onnx.ModelProto:
+    """Return what computes the distribution inputs alone."""
+    whole = onnx.load_from_string(model)
+    part = Extractor(whole).extract_model([given.name for given in whole.graph.input], [OUTPUT])
+    used = {name for node in part.graph.node for name in node.input}
+    kept = [given for given in part.graph.input if given.name in used]
+    del part.graph.input[:]
+    part.graph.input.extend(kept)
+    return part
+
+
+def _epsilon_greedy(ends: GraphEnds, worth: str, head: ActionHead, epsilon: Array, masked: bool) -> str:
+    """Turn Q-values into logarithms of the chances of an epsilon-greedy choice."""
+    count, last, one = head.sizes[0], ends.constant([-1]), ends.constant(1.0, np.float32)
+    by_component, by_row = ends.constant([-1, count]), ends.constant([-1, head.inputs])
+    worth = ends.add("Reshape", worth, by_component)
+    best = ends.add("ArgMax", worth, axis=-1, keepdims=1)
+    best = ends.add("Cast", ends.add("Equal", ends.constant(np.arange(count)), best), to=TensorProto.FLOAT)
+    share = ends.constant(epsilon, np.float32)
+    share = ends.add("Min", share, ends.constant(_MOST_EPSILON, np.float32))
+    if masked:
+        legal = ends.add("Cast", ends.add("Reshape", MASK, by_component), to=TensorProto.FLOAT)
+    else:
+        legal = ends.constant(np.ones(count), np.float32)
+    total = ends.add("Max", ends.add("ReduceSum", legal, last, keepdims=1), one)
+    any_legal = ends.add("Mul", share, ends.add("Div", legal, total))
+    chance = ends.add("Add", any_legal, ends.add("Mul", best, ends.add("Sub", one, share)))
+    chance = ends.add("Max", chance, ends.constant(LEAST_CHANCE, np.float32))
+    return ends.add("Reshape", ends.add("Log", chance), by_row)

@@ -144,7 +144,6 @@ class _Copy:
     backend: ActingBackend
     own: NetworkPolicy
     export_cache: ExportCache = field(default_factory=dict)
-    graph: Any = None
 
 
 class PolicyForms:
@@ -168,11 +167,9 @@ class PolicyForms:
             return pack_weights(copy.own)
         if form == "bundle":
             return pack_bundle(copy.own, export_cache=copy.export_cache)
-        from menv.algorithms.rllink_graph import RLlinkGraph, onnx_file
+        from menv.algorithms.onnx_export import onnx_file, rllink_model
 
-        if copy.graph is None:
-            copy.graph = RLlinkGraph(copy.own)
-        return onnx_file(copy.graph.model())
+        return onnx_file(rllink_model(copy.own))
 
     def forget(self, policy_id: str) -> None:
         """Forget a removed policy."""

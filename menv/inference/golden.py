@@ -6,6 +6,7 @@ too. They go through everything that acts: preprocessor, graphs, action output.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.backend import ActingBackend, Floats
 from menv.inference.network_policy import NetworkGroup
@@ -23,19 +23,12 @@ from menv.spaces import builder_of, columns_of, leaves, paths
 
 Array = npt.NDArray[Any]
 Golden = dict[str, Array]
-Widen = Callable[[Array, int], Array]
 
 MOST_ROWS, _ROWS_OF_MANY = 8, 2
 _MANY = 10_000
 # Other processors round the last digits differently; a wrong graph or weight is off by far more.
 _RTOL, _ATOL = 1e-3, 1e-4
 _STEADY = 1e-4
-
-
-def elements(space: gym.Space[Any], columns: Sequence[Array]) -> list[Any]:
-    """Return R elements of a space from the columns [R, ...] of its leaves."""
-    build = builder_of(space)
-    return [build(row) for row in zip(*columns, strict=True)]
 
 
 def columns(space: gym.Space[Any], values: Sequence[Any] | Array) -> list[Array]:
@@ -46,7 +39,7 @@ def columns(space: gym.Space[Any], values: Sequence[Any] | Array) -> list[Array]
 def golden_backend(
     networks: NetworkGroup, graphs: ActingGraphs, weights: Mapping[str, Floats]
 ) -> OnnxBackend:
-    """Return a back-end that runs the graphs that will be written; its policy 0 has these weights."""
+    """Return a back-end that runs the graphs that will be written."""
     return OnnxBackend(graphs, networks.backend.head, [weights], sum(networks.state_sizes))
 
 
@@ -54,25 +47,27 @@ def make_golden(
     networks: NetworkGroup,
     acting: OnnxBackend,
     weights: Mapping[str, Floats],
-    widen: Widen | None = None,
-    output: ActionOutput | None = None,
+    output: ActionOutput,
+    connectors: Callable[[Array], Array] | None = None,
 ) -> Golden:
-    """Return golden inputs and outputs of a policy.
+    """Return golden inputs and outputs of a policy with these weights.
 
-    `acting` is a `golden_backend`, whose weights change; `widen` maps preprocessed rows [R, F] to [R, row width], as
-    connectors do. Inputs are `obs.<leaf>`, `noise`, `state`, and `rows` where connectors widen rows. Outputs are
-    `action.<leaf>` as sampled and `greedy.<leaf>`, both env-ready; `dist_inputs`, `logp`, `state_after`; `steady` marks
-    rows whose choices do not depend on rounding.
+    `acting` is a `golden_backend`, whose weights change; `connectors` makes the network's rows of preprocessed ones.
+    Inputs are `obs.<leaf>`, `noise`, `state`, and `rows` where connectors change rows. Outputs are `action.<leaf>` as
+    sampled and `greedy.<leaf>`, both env-ready; `dist_inputs`, `logp`, `state_after`; `steady` marks rows whose choices
+    do not depend on rounding.
     """
-    preprocess, head = networks.preprocess, networks.backend.head
+    head, size, width = networks.backend.head, networks.preprocess.size, networks.row_width
     rng = np.random.default_rng(20)
-    rows = MOST_ROWS if networks.row_width <= _MANY else _ROWS_OF_MANY
-    golden = {
-        f"obs.{index}": column for index, column in enumerate(_observations(preprocess, networks, rows, rng))
-    }
+    rows = MOST_ROWS if width <= _MANY else _ROWS_OF_MANY
+    golden = {f"obs.{index}": column for index, column in enumerate(_observations(networks, rows, rng))}
     golden["noise"] = noise = head.sample_noise(rng, rows)
-    if widen is not None or networks.row_width != preprocess.size:
-        golden["rows"] = (widen or _widened)(preprocessed(networks, golden)[0], networks.row_width)
+    if connectors is not None:
+        golden["rows"] = connectors(preprocessed(networks, golden)[0])
+    elif width != size:
+        # The same numbers in other places; the state of connectors is no part of them.
+        places = np.random.default_rng(21).integers(0, rows, (rows, width))
+        golden["rows"] = preprocessed(networks, golden)[0][places, np.arange(width) % size]
     if networks.state_sizes:
         golden["state"] = rng.uniform(-1, 1, (rows, sum(networks.state_sizes))).astype(np.float32)
     acting.set_weights(0, weights)
@@ -119,7 +114,8 @@ def preprocessed(networks: NetworkGroup, golden: Mapping[str, Array]) -> tuple[A
     """Return rows and masks of golden observations, before connectors widen them."""
     space, preprocess = networks.observation_space, networks.preprocess
     raw = [golden[f"obs.{index}"] for index in range(len(leaves(space)))]
-    return preprocess(elements(space, raw))
+    build = builder_of(space)
+    return preprocess([build(row) for row in zip(*raw, strict=True)])
 
 
 def difference(golden: Mapping[str, Array], found: Mapping[str, Array]) -> str:
@@ -143,14 +139,6 @@ def difference(golden: Mapping[str, Array], found: Mapping[str, Array]) -> str:
     return ""
 
 
-def _widened(rows: Array, width: int) -> Array:
-    """Return rows of another width with the same numbers; connector state is not part of them."""
-    count, size = rows.shape
-    places = np.random.default_rng(21).integers(0, count, (count, width))
-    widened: Array = rows[places, np.arange(width) % size]
-    return widened
-
-
 def _choices(answers: Mapping[str, Array]) -> list[str]:
     return [
         name
@@ -159,43 +147,36 @@ def _choices(answers: Mapping[str, Array]) -> list[str]:
     ]
 
 
-def _observations(
-    preprocess: ObsPreprocessor, networks: NetworkGroup, rows: int, rng: np.random.Generator
-) -> list[Array]:
+def _observations(networks: NetworkGroup, rows: int, rng: np.random.Generator) -> list[Array]:
     """Return columns of observations of moderate size; masks allow at least one choice per component."""
-    head = networks.backend.head
-    firsts = set(np.cumsum((0, *head.choices[:-1])).tolist())
-    masks, start = {}, 0
-    for leaf in preprocess.mask_leaves:
-        allowed = rng.random((rows, leaf.width)) < 0.6
-        allowed[:, [column for column in range(leaf.width) if start + column in firsts]] = True
-        masks[leaf.keys] = allowed
-        start += leaf.width
-    found = []
-    for keys, space in paths(networks.observation_space):
-        if keys in masks:
-            column = masks[keys].reshape(rows, *(space.shape or ())).astype(space.dtype or np.int8)
-        else:
-            column = _column(space, rows, rng)
-        found.append(column)
-    return found
+    preprocess = networks.preprocess
+    allowed = rng.random((rows, preprocess.mask_width)) < 0.6
+    if preprocess.mask_width:
+        allowed[:, np.cumsum((0, *networks.backend.head.choices[:-1]))] = True
+    ends = np.cumsum([leaf.width for leaf in preprocess.mask_leaves])[:-1].astype(int)
+    keys_of = [leaf.keys for leaf in preprocess.mask_leaves]
+    masks = dict(zip(keys_of, np.split(allowed, ends, 1), strict=False))
+    return [
+        masks[keys].reshape(rows, *(space.shape or ())).astype(space.dtype or np.int8)
+        if keys in masks
+        else _column(space, rows, rng)
+        for keys, space in paths(networks.observation_space)
+    ]
 
 
 def _column(space: Any, rows: int, rng: np.random.Generator) -> Array:
     """Return [R, ...] elements of a leaf space."""
-    shape = (rows, *(space.shape or ()))
-    if isinstance(space, gym.spaces.Discrete):
-        return np.asarray(space.start + rng.integers(0, space.n, rows), space.dtype)
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return np.asarray(space.start + rng.integers(0, space.nvec, shape), space.dtype)
-    if isinstance(space, gym.spaces.MultiBinary):
-        return rng.integers(0, 2, shape).astype(space.dtype)
+    if not isinstance(space, gym.spaces.Box):
+        own = copy.deepcopy(space)
+        own.seed(int(rng.integers(1 << 31)))
+        return np.array([own.sample() for _ in range(rows)], space.dtype)
     # Numbers from wide bounds would saturate the network.
-    low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
+    low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
+    drawn = rng.random((rows, *space.shape))
     if np.dtype(space.dtype).kind == "f":
-        least, most = np.clip(-3.0, low, high), np.clip(3.0, low, high)
-        drawn = least + (most - least) * rng.random(shape)
+        low, high = np.clip(-3.0, low, high), np.clip(3.0, low, high)
+        drawn = low + (high - low) * drawn
     else:
-        drawn = np.floor(low + (np.minimum(high, low + 255) - low) * rng.random(shape))
+        drawn = np.floor(low + (np.minimum(high, low + 255) - low) * drawn)
     column: Array = np.clip(drawn.astype(space.dtype), space.low, space.high)
     return column

@@ -263,7 +263,7 @@ def policy_files(
     for kind, model in models.items():
         refuse_unsafe_model(model, f"{where}, {_GRAPHS[kind]}")
     output = networks.connectors[policy.index].output(networks.action_space)
-    golden = make_golden(networks, acting, weights, output=output)
+    golden = make_golden(networks, acting, weights, output)
     wrong = difference(golden, answer(networks, networks.backend, golden, output, policy.index))
     if wrong:
         raise ConfigError(

@@ -17,7 +17,7 @@ import pytest
 from menv import Policy, export_onnx, local_policy_inference
 from menv.algorithms import DQN, PPO
 from menv.algorithms.algorithm import Algorithm
-from menv.algorithms.rllink_graph import RLlinkGraph
+from menv.algorithms.onnx_export import rllink_model
 from menv.errors import ConfigError
 from tests.algorithms.test_custom_model import Eye, Moody, Net
 from tests.algorithms.test_custom_model_state import QRemembering
@@ -112,7 +112,7 @@ def test_the_file_of_a_module_does_what_the_policy_does_and_rllink_clients_have_
         rows, mask = policy.networks.preprocess(shown)
         actions, _, _ = policy.compute_actions(shown, explore=False)
         whole = np.concatenate((mask.astype(np.float32), rows), 1)
-        session = ort.InferenceSession(RLlinkGraph(policy).model())
+        session = ort.InferenceSession(rllink_model(policy))
         (logits,) = session.run(None, {session.get_inputs()[0].name: whole})
         wanted = policy.networks.backend.evaluate(
             0, rows, mask, policy.networks.backend.decide(rows, mask, None, 0).actions

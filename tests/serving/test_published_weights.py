@@ -16,12 +16,11 @@ import pytest
 
 from menv import Policy
 from menv.algorithms import PPO
-from menv.algorithms.rllink_graph import INPUT, LEAST_BYTES, RLlinkGraph, onnx_file
+from menv.algorithms.onnx_export import INPUT, LEAST_BYTES, onnx_file, rllink_model
 from menv.algorithms.weight_publisher import WeightsHistory
 from menv.connectors import (
     ActionConnector,
     AgentConnector,
-    ClipActionsConnector,
     MeanStdObservationFilterAgentConnector,
 )
 from menv.errors import ConfigError
@@ -97,13 +96,11 @@ def test_a_client_computes_what_the_policy_computes_after_every_update(kind: str
     with algorithm_of(kind) as algorithm:
         policy: Any = algorithm.get_policy(next(iter(algorithm.get_weights())))
         shown = observations(policy, ROWS)
-        given, graph = flat(policy, shown), RLlinkGraph(policy)
+        given = flat(policy, shown)
         earlier = np.zeros(0)
         for seed in range(4):
-            weights = disturbed(policy.get_weights(), seed) if seed else policy.get_weights()
-            model = graph.model(weights)
-            policy.set_weights(weights)
-            session = session_of(model)
+            policy.set_weights(disturbed(policy.get_weights(), seed) if seed else policy.get_weights())
+            session = session_of(rllink_model(policy))
             (only,) = session.get_inputs()
             (told,) = session.get_outputs()
             assert (only.name, only.type, only.shape[1:]) == (
@@ -120,13 +117,12 @@ def test_a_client_computes_what_the_policy_computes_after_every_update(kind: str
             np.testing.assert_allclose(session.run(None, {INPUT: given})[0], right, rtol=1e-5, atol=1e-5)
             assert not np.array_equal(right, earlier)
             earlier = right
-            assert graph.model() == model
 
 
 @pytest.mark.parametrize("kind", ["mlp", "wide continuous", "masked worth", "picture"])
 def test_a_file_stands_on_its_own(kind: str) -> None:
     with algorithm_of(kind) as algorithm:
-        model = RLlinkGraph(algorithm.get_policy()).model()
+        model = rllink_model(algorithm.get_policy())
     refuse_unsafe_model(model, "model")
     read = onnx.load_from_string(model)
     onnx.checker.check_model(read, full_check=True)
@@ -138,7 +134,7 @@ def test_a_file_stands_on_its_own(kind: str) -> None:
 @pytest.mark.parametrize("hidden", [[4], [256, 256]])
 def test_a_file_that_was_never_flushed_is_read_whole(hidden: list[int], tmp_path: Path) -> None:
     with PPO(env="CartPole-v1", config={"model": {"fcnet_hiddens": hidden}}) as algorithm:
-        text = onnx_file(RLlinkGraph(algorithm.get_policy()).model())
+        text = onnx_file(rllink_model(algorithm.get_policy()))
     model = gzip.decompress(base64.b64decode(text))
     assert len(model) >= LEAST_BYTES > 128 * 1024
     with (tmp_path / "model").open("wb", buffering=128 * 1024) as file:
@@ -149,46 +145,30 @@ def test_a_file_that_was_never_flushed_is_read_whole(hidden: list[int], tmp_path
 
 def test_padding_costs_next_to_nothing_once_it_is_compressed() -> None:
     with algorithm_of("mlp") as algorithm:
-        model = RLlinkGraph(algorithm.get_policy()).model()
+        model = rllink_model(algorithm.get_policy())
     assert len(onnx_file(model)) < 6000
 
 
 def test_equal_weights_give_equal_text_and_others_another() -> None:
     with algorithm_of("mlp") as algorithm:
         policy = algorithm.get_policy()
-        texts = [onnx_file(RLlinkGraph(policy).model()) for _ in range(2)]
+        texts = [onnx_file(rllink_model(policy)) for _ in range(2)]
         assert texts[0] == texts[1]
-        assert onnx_file(RLlinkGraph(policy).model(disturbed(policy.get_weights(), 1))) != texts[0]
-
-
-def test_weights_that_are_handed_in_do_not_change_the_policy_and_others_are_left_out() -> None:
-    with algorithm_of("mlp") as algorithm:
-        policy = algorithm.get_policy()
-        before = policy.get_weights()
-        graph = RLlinkGraph(policy)
-        own = graph.model()
-        assert graph.model({**disturbed(before, 1), "of a critic": np.zeros(3)}) != own
-        assert graph.model() == own
-        assert all(np.array_equal(value, before[name]) for name, value in policy.get_weights().items())
-        wrong = {**before, "policy.out.bias": np.zeros(7, np.float32)}
-        with pytest.raises(ConfigError, match=r"'policy.out.bias' of shape \(7,\), expected \(2,\)"):
-            graph.model(wrong)
-        wrong.pop("policy.out.bias")
-        with pytest.raises(ConfigError, match=r"'policy.out.bias' of shape None, expected \(2,\)"):
-            graph.model(wrong)
+        policy.set_weights(disturbed(policy.get_weights(), 1))
+        assert onnx_file(rllink_model(policy)) != texts[0]
 
 
 def test_a_policy_from_a_disk_gives_the_same_file(tmp_path: Path) -> None:
     with algorithm_of("masked worth") as algorithm:
-        live = RLlinkGraph(algorithm.get_policy()).model()
+        live = rllink_model(algorithm.get_policy())
         loaded = Policy.from_checkpoint(algorithm.export_policy_checkpoint(tmp_path / "policy"))
     assert isinstance(loaded, Policy)
-    assert RLlinkGraph(loaded).model() == live
+    assert rllink_model(loaded) == live
 
 
 def test_actions_drawn_by_a_client_fill_the_environments_range_not_that_of_the_network() -> None:
     with PPO(env="Pendulum-v1", config={"seed": 1, "model": {"fcnet_hiddens": [8]}}) as algorithm:
-        session = session_of(RLlinkGraph(algorithm.get_policy()).model())
+        session = session_of(rllink_model(algorithm.get_policy()))
     mean, log_std = session.run(None, {INPUT: np.zeros((1, 3), np.float32)})[0][0]
     # A new policy means the middle, with a deviation of half the way from -2 to 2.
     assert abs(mean) < 0.1
@@ -206,7 +186,7 @@ def test_the_highest_output_of_dqn_is_the_greedy_action_whatever_epsilon_is(
         policy.set_weights(weights)
         shown = observations(policy, 30)
         best = [int(action) + 1 for action in policy.compute_actions(shown, explore=False)[0]]
-        session = session_of(RLlinkGraph(policy).model())
+        session = session_of(rllink_model(policy))
         (found,) = session.run(None, {INPUT: flat(policy, shown)})
         assert np.argmax(found, 1).tolist() == best
         assert np.isfinite(found).all()
@@ -228,29 +208,28 @@ def test_filters_are_inside_with_the_statistics_of_the_moment(arguments: dict[st
             policy.agent_connectors.insert_after(
                 "ObsPreprocessorConnector", MeanStdObservationFilterAgentConnector(None, **arguments)
             )
-        graph, found = RLlinkGraph(policy), []
-        assert session_of(graph.model())
+        found = []
+        assert session_of(rllink_model(policy))
         shown = [np.array([2.0, -3.0, 0.4, 1.0], np.float32), np.zeros(4, np.float32)]
         for _ in range(2):
             algorithm.train()
             policy.set_weights(disturbed(policy.get_weights(), 1))
             actions, _, fetches = policy.compute_actions(shown, explore=True)
-            (logits,) = session_of(graph.model()).run(None, {INPUT: np.array(shown)})
+            (logits,) = session_of(rllink_model(policy)).run(None, {INPUT: np.array(shown)})
             logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
             np.testing.assert_allclose(logs[[0, 1], actions], fetches["action_logp"], atol=1e-5)
-            found.append(graph.model(disturbed(policy.get_weights(), 3)))
+            policy.set_weights(disturbed(policy.get_weights(), 3))
+            found.append(rllink_model(policy))
         assert found[0] != found[1]
 
 
 def test_an_action_connector_that_was_taken_away_is_no_longer_in_the_file() -> None:
     with algorithm_of("continuous") as algorithm:
         policy: Any = algorithm.get_policy()
-        graph, given = RLlinkGraph(policy), np.zeros((1, 3), np.float32)
-        before = session_of(graph.model()).run(None, {INPUT: given})[0][0]
+        given = np.zeros((1, 3), np.float32)
+        before = session_of(rllink_model(policy)).run(None, {INPUT: given})[0][0]
         policy.action_connectors.remove("NormalizeActionsConnector")
-        after = session_of(graph.model()).run(None, {INPUT: given})[0][0]
-        policy.action_connectors.append(ClipActionsConnector())
-        assert graph.model()
+        after = session_of(rllink_model(policy)).run(None, {INPUT: given})[0][0]
     # The bounds of the first number are 0 and 6; the second has only one.
     np.testing.assert_allclose(before[[0, 2]], [3 * after[0] + 3, after[2] + np.log(3)], rtol=1e-5)
     np.testing.assert_array_equal(before[[1, 3]], after[[1, 3]])
@@ -288,7 +267,7 @@ def test_the_server_finds_the_log_probabilities_that_clients_found(kind: str) ->
         policy: Any = algorithm.get_policy()
         history, output = WeightsHistory(), policy.networks.output
         history.note(1, policy.policy_id, policy.get_weights())
-        session = session_of(RLlinkGraph(policy).model())
+        session = session_of(rllink_model(policy))
         shown = observations(policy, 40)
         taken = list(policy.compute_actions(shown, explore=True)[0])
         policy.set_weights(disturbed(policy.get_weights(), 2))
@@ -313,37 +292,30 @@ class Acts(ActionConnector):
 
 
 def test_policies_that_no_file_holds_are_refused_with_what_works_instead() -> None:
-    with pytest.raises(ConfigError, match=r"'Own': Own is code of your own, .* each action \(GET_ACTION\)$"):
-        RLlinkGraph(Own(gym.spaces.Discrete(2), gym.spaces.Discrete(2)))
-    with (
-        algorithm_of("lstm") as algorithm,
-        pytest.raises(ConfigError, match=r"it remembers 20 numbers, .* inference_mode=\"local\"$"),
-    ):
-        RLlinkGraph(algorithm.get_policy())
-
-
-def test_connectors_that_no_graph_expresses_are_named_also_when_they_come_later() -> None:
     frames = {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 2})]}
-    with (
-        PPO(env="CartPole-v1", config=frames) as algorithm,
-        pytest.raises(ConfigError, match="no graph expresses: FrameStackAgentConnector, expected"),
-    ):
-        RLlinkGraph(algorithm.get_policy())
+    with algorithm_of("lstm") as lstm, PPO(env="CartPole-v1", config=frames) as stacked:
+        refused = {
+            "Own is code of your own": Own(gym.spaces.Discrete(2), gym.spaces.Discrete(2)),
+            "remembers states": lstm.get_policy(),
+            "or frames": stacked.get_policy(),
+        }
+        for said, policy in refused.items():
+            with pytest.raises(ConfigError, match=rf"{said}.*GET_ACTION.* inference_mode=\"local\"$"):
+                rllink_model(policy)
+
+
+def test_connectors_that_no_graph_expresses_are_named() -> None:
     with algorithm_of("mlp") as algorithm:
         policy: Any = algorithm.get_policy()
-        graph = RLlinkGraph(policy)
         policy.action_connectors.append(Acts())
         policy.agent_connectors.append(Looks())
-        with pytest.raises(ConfigError, match="no graph expresses: Acts, Looks, expected"):
-            graph.model()
-
-
-def test_a_filter_before_the_preprocessor_is_refused() -> None:
+        with pytest.raises(ConfigError, match=r"no graph expresses among .*Looks.*Acts, expected"):
+            rllink_model(policy)
     with algorithm_of("mlp") as algorithm:
-        policy: Any = algorithm.get_policy()
+        policy = algorithm.get_policy()
         policy.agent_connectors.prepend(MeanStdObservationFilterAgentConnector())
-        with pytest.raises(ConfigError, match="expresses: MeanStdObservationFilterAgentConnector, expected"):
-            RLlinkGraph(policy)
+        with pytest.raises(ConfigError, match=r"no graph expresses among MeanStdObservationFilter"):
+            rllink_model(policy)
 
 
 def test_choices_that_float32_does_not_hold_are_refused() -> None:
@@ -352,7 +324,7 @@ def test_choices_that_float32_does_not_hold_are_refused() -> None:
         PPO(env=lambda context: Spaces(space, gym.spaces.Discrete(2)), config={}) as algorithm,
         pytest.raises(ConfigError, match=r"choices of obs\.far up to 16777219, expected at most 16777216"),
     ):
-        RLlinkGraph(algorithm.get_policy())
+        rllink_model(algorithm.get_policy())
 
 
 TWO_ROWS = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], np.float32)
