@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.null_env import NullEnv
 from menv import BaseEnv, CallOrderError
 from menv.algorithms import DQN, PPO, QMIX, Algorithm
-from menv.envs import MultiAgentTrafficEnv, NullEnv, RandomMultiAgentEnv, TicTacToe, TwoStepGame
+from menv.envs import MultiAgentTrafficEnv, RandomMultiAgentEnv, TicTacToe, TwoStepGame
 from menv.serving import PolicyClient, PolicyServerInput
 
 Once = Callable[[], object]

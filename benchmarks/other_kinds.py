@@ -13,11 +13,11 @@ from unittest import mock
 import gymnasium as gym
 
 from benchmarks import floors
+from benchmarks.null_env import NullEnv
 from benchmarks.rows import Effort, Finding, Row, alternate
 from benchmarks.sampling import fragments, two_policies
 from menv.algorithms import PPO
 from menv.env_context import EnvContext
-from menv.envs import NullEnv
 from menv.inference.onnx_backend import OnnxBackend
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from examples.connect_four import COLUMNS, ROWS, ConnectFour, has_four
 from menv.algorithms import PPO
-from menv.envs.connect_four import COLUMNS, ROWS, ConnectFour, has_four
 from menv.inference.policy_bundle import read_policy
 
 CONNECT_FOUR: dict[str, Any] = {
@@ -57,16 +57,13 @@ LEDUC: dict[str, Any] = {
 
 def lookahead(planes: Any, mask: Any, rng: np.random.Generator) -> int:
     """Return a move that wins, else one that keeps the opponent from winning, else a random one."""
-    moves = np.flatnonzero(mask).tolist()
-    for player in (0, 1):
-        cells = planes[player * ROWS * COLUMNS :][: ROWS * COLUMNS].reshape(ROWS, COLUMNS)
-        taken = planes.reshape(2, ROWS, COLUMNS).sum(0)
-        discs = sum(
-            1 << int(column * (ROWS + 1) + ROWS - 1 - row)
-            for row, column in zip(*np.nonzero(cells), strict=True)
-        )
+    moves, (own, other) = np.flatnonzero(mask).tolist(), planes.reshape(2, ROWS, COLUMNS)
+    heights = (own + other).sum(axis=0).astype(int)
+    for discs in (own, other):
         for column in moves:
-            if has_four(discs | 1 << int(column * (ROWS + 1) + taken[:, column].sum())):
+            after = discs.copy()
+            after[ROWS - 1 - heights[column], column] = 1.0
+            if has_four(after.ravel()):
                 return int(column)
     return int(rng.choice(moves))
 
@@ -117,7 +114,7 @@ def connect_four(seconds: float, seed: int) -> Iterator[dict[str, Any]]:
     # The anchors' ratings: a random player has 0, the other one what its games against it say.
     rng = np.random.default_rng(0)
     anchor = 400 * math.log10(_match(lookahead, random_move, 400, rng))
-    with PPO(env="connect_four", config={**CONNECT_FOUR, "seed": seed}) as algo:
+    with PPO(env=ConnectFour, config={**CONNECT_FOUR, "seed": seed}) as algo:
         began, used = time.process_time(), 0.0
         while used < seconds:
             result: Any = algo.train()
@@ -250,8 +247,8 @@ def cost(rounds: int = 30) -> Iterator[dict[str, Any]]:
     one = {**league_settings, "matchmaking": "latest", "members_in_memory": 1}
     times: dict[str, list[float]] = {"league": [], "one": []}
     with (
-        PPO(env="connect_four", config={**COST, "self_play": league_settings, "seed": 0}) as league,
-        PPO(env="connect_four", config={**COST, "self_play": one, "seed": 0}) as single,
+        PPO(env=ConnectFour, config={**COST, "self_play": league_settings, "seed": 0}) as league,
+        PPO(env=ConnectFour, config={**COST, "self_play": one, "seed": 0}) as single,
     ):
         internals: Any = league._league
         weights = league.get_weights(["default_policy"])["default_policy"]

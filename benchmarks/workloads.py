@@ -13,6 +13,7 @@ from collections.abc import Callable
 from benchmarks import floors, processes
 from benchmarks.bundles import ROWS as BUNDLES
 from benchmarks.connector_rows import ROWS as CONNECTORS
+from benchmarks.null_env import NullEnv
 from benchmarks.offline_rows import ROWS as OFFLINE
 from benchmarks.other_kinds import ROWS as OTHER_KINDS
 from benchmarks.policy_rows import ROWS as POLICIES
@@ -24,7 +25,7 @@ from benchmarks.serving_rows import ROWS as SERVING
 from benchmarks.transport_rows import ROWS as TRANSPORTS
 from benchmarks.wire_rows import ROWS as WIRE
 from benchmarks.worker_rows import ROWS as WORKERS
-from menv.envs import NullEnv, TicTacToe, make_multi_agent
+from menv.envs import TicTacToe, make_multi_agent
 from menv.envs.tictactoe import PLAYERS
 
 LENGTH = 128

@@ -9,6 +9,8 @@ more often the better that plays against it.
 
 from typing import Any
 
+from connect_four import ConnectFour
+
 from menv import Episode
 from menv.algorithms import PPO
 from menv.tracking import next_run_dir, plot_runs
@@ -36,7 +38,7 @@ CONFIG: dict[str, Any] = {
 
 def main(seconds: float = 60.0, seed: int = 0) -> dict[str, Any]:
     run_dir = next_run_dir("connect-four", "PPO")
-    with PPO(env="connect_four", config={**CONFIG, "seed": seed}) as algo:
+    with PPO(env=ConnectFour, config={**CONFIG, "seed": seed}) as algo:
         result: Any = algo.learn(stop={"time_total_s": seconds}, run_dir=run_dir, progress_bar=True)
         won = algo.evaluate()["evaluation"]["matchups"]["default_policy"]["random"]["win"]
     print("wrote", plot_runs([run_dir], key="league/rating/default_policy"))

@@ -101,8 +101,6 @@ def _split_crowd(episode: Episode) -> tuple[dict[tuple[AgentId, str], float], li
 
 
 Returns: TypeAlias = dict[Any, list[float]]
-Solos: TypeAlias = "tuple[tuple[AgentId, str], Sequence[float], Sequence[int], Sequence[When]]"
-"""Episodes of one agent each: the agent and its policy, the returns, the env steps, when they ended."""
 
 _MOST_NEW, _MOST_FAULTS = 10_000, 64
 _LONG = 10
@@ -115,7 +113,6 @@ class MetricsSnapshot(NamedTuple):
 
     Attributes:
         records: Fields of an `EpisodeSummary` each: a plain tuple is pickled ten times as fast.
-        solos: Episodes of one agent without further data.
         episodes: Number of episodes; the oldest of very many are counted only.
         faulty: Episodes that a fault ended.
         first_fault: The first fault, in one line.
@@ -125,7 +122,6 @@ class MetricsSnapshot(NamedTuple):
     """
 
     records: Sequence[tuple[Any, ...]]
-    solos: Sequence[Solos]
     episodes: int
     faulty: int
     first_fault: str | None
@@ -148,8 +144,6 @@ class Metrics:
         self._before: deque[EpisodeSummary] = deque(maxlen=window)
         # Of this iteration; bounded, because `summary` may never be called.
         self._new: deque[EpisodeSummary] = deque(maxlen=max(window, _MOST_NEW))
-        # Episodes of one agent each, split when they are summarized.
-        self._solo: deque[Solos] = deque(maxlen=_MOST_NEW)
         self._new_count = self._silent = 0
         self._new_faulty = 0
         self._faulty_total = 0
@@ -222,13 +216,11 @@ class Metrics:
         if reward:
             self._unclaimed += Fraction(float(reward))
 
-    def record_many(
-        self, policy_id: str, returns: Sequence[float], lengths: Sequence[int], when: Sequence[When] = ()
-    ) -> None:
+    def record_many(self, policy_id: str, returns: Sequence[float], lengths: Sequence[int]) -> None:
         """Add episodes of one agent each, without further data."""
-        self._solo.append(
-            ((SINGLE_AGENT, policy_id), returns, lengths, when or [AS_THEY_COME] * len(returns))
-        )
+        key = SINGLE_AGENT, policy_id
+        for reward, length in zip(returns, lengths, strict=True):
+            self._new.append(EpisodeSummary(reward, length, {key: reward}, (), _NOTHING, _NOTHING, _NOTHING))
         self._new_count += len(returns)
         self.episodes_total += len(returns)
 
@@ -247,7 +239,7 @@ class Metrics:
     def take(self) -> MetricsSnapshot:
         """Return what was recorded since the last call, and forget it."""
         taken = MetricsSnapshot(
-            [tuple(record) for record in self._new], list(self._solo), self._new_count, self._new_faulty,
+            [tuple(record) for record in self._new], self._new_count, self._new_faulty,
             self._first_fault, self._unclaimed, list(self._media), self.take_faults(),
         )  # fmt: skip
         self._forget_new()
@@ -257,7 +249,6 @@ class Metrics:
     def absorb(self, taken: MetricsSnapshot) -> None:
         """Add the snapshot of another process."""
         self._new.extend(map(EpisodeSummary._make, taken.records))
-        self._solo.extend(taken.solos)
         self._media.extend(taken.media)
         self.faults.extend(taken.faults)
         self._new_count += taken.episodes
@@ -358,7 +349,6 @@ class Metrics:
         for window, records in ((self._before, state["before"]), (self._new, state["new"])):
             window.clear()
             window.extend(map(_from_plain, records))
-        self._solo.clear()
         self._media.clear()
         self._new_count, self._new_faulty = int(state["new_count"]), int(state["new_faulty"])
         self._faulty_total, self._first_fault = int(state["faulty_total"]), state["first_fault"]
@@ -372,17 +362,11 @@ class Metrics:
     def _forget_new(self) -> None:
         self._media.clear()
         self._new.clear()
-        self._solo.clear()
         self._new_count = self._new_faulty = 0
 
     def finished(self) -> list[EpisodeSummary]:
         """Return the episodes of this iteration in the order in which they ended."""
-        solos = [
-            EpisodeSummary(reward, length, {key: reward}, (), _NOTHING, _NOTHING, _NOTHING, when)
-            for key, *columns in self._solo
-            for reward, length, when in zip(*columns, strict=True)
-        ]
-        return sorted([*self._new, *solos], key=attrgetter("when"))
+        return sorted(self._new, key=attrgetter("when"))
 
 
 def _exact(text: str) -> Fraction:

@@ -54,7 +54,6 @@ from menv.vector_env import VectorEnv
 EnvCreator: TypeAlias = Callable[[EnvContext], Any]
 
 BUILT_IN: Final[Mapping[str, str]] = {
-    "connect_four": "menv.envs.connect_four:ConnectFour",
     "tictactoe": "menv.envs.tictactoe:TicTacToe",
     "traffic": "menv.envs.traffic:MultiAgentTrafficEnv",
 }

@@ -74,6 +74,7 @@ def test_every_example_is_tested_and_says_how_to_run_it() -> None:
         *QUICK,
         *ELSEWHERE,
         "shared_layers",
+        "connect_four",
         "flags",
         "frozen_server",
         "own_algorithm",

@@ -136,11 +136,12 @@ def test_episodes_are_summed_up_in_the_order_in_which_they_ended_whoever_told_of
     one = episode({(SINGLE_AGENT, "p"): 4.0}, 4)
     one.media["video"] = "fourth"
     worker.record(one, (9, 1))
-    worker.record_many("p", [2.0, 5.0], [2, 5], [(5, 1), (12, 1)])
+    for length, when in ((2, (5, 1)), (5, (12, 1))):
+        worker.record(episode({(SINGLE_AGENT, "p"): float(length)}, length), when)
     first = episode({(SINGLE_AGENT, "p"): 1.0}, 1)
     first.media["video"] = "first"
     metrics.absorb(worker.take())
-    metrics.record_many("p", [3.0], [3], [(9, 0)])
+    metrics.record(episode({(SINGLE_AGENT, "p"): 3.0}, 3), (9, 0))
     metrics.record(first, (5, 0))
     kept = Metrics(window=2)
     kept.set_state(metrics.state())

@@ -207,4 +207,4 @@ simple_spread_team, simple_speaker_listener_team = (
 balance, navigation = (partial(worlds, scenario) for scenario in ("balance", "navigation"))
 balance_team, navigation_team = (partial(WorldsTeam, scenario) for scenario in ("balance", "navigation"))
 leduc_against_random = partial(AgainstRandom, "openspiel:leduc_poker")
-connect_four_against_random = partial(AgainstRandom, "connect_four")
+connect_four_against_random = partial(AgainstRandom, "examples/connect_four.py:ConnectFour")

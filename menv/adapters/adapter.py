@@ -16,8 +16,6 @@ from menv.errors import ConfigError, EnvCrashError, MenvError, in_words, raised_
 
 if TYPE_CHECKING:
     from menv.adapters.external import RequestSource
-    from menv.adapters.gym import GymEnvs
-    from menv.adapters.vector import LockstepEnvs
 
 
 class Adapter(BaseEnv):
@@ -47,11 +45,6 @@ class Adapter(BaseEnv):
     @property
     def replayable(self) -> CreatedEnvs | None:
         """This adapter, if a running episode can be repeated from its seed and actions."""
-        return None
-
-    @property
-    def vector_steps(self) -> LockstepEnvs | GymEnvs | None:
-        """This adapter, if all sub-environments can step as one `VectorStep`: always, or while all of them wait."""
         return None
 
     @property

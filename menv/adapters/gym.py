@@ -1,14 +1,13 @@
 """n copies of a `gymnasium.Env` as a `BaseEnv`: one agent each, slot = env id = index.
 
-The adapter resets a finished copy itself and delivers its first row in the same poll. While all copies wait and are
-answered together, `poll_vector_step` returns a step of all of them without an object per copy.
+The adapter resets a finished copy itself and delivers its first row in the same poll.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from menv.base_env import (
     IntArray,
     Join,
     Ready,
-    VectorStep,
 )
 from menv.env_calls import OR_MANY_AGENTS, as_flag, as_reward, last_obs, many_agents, returned
 from menv.errors import ContractError, MenvError, raised_by_envs
@@ -33,17 +31,13 @@ from menv.spaces import own_copy
 Step = Callable[[Any], Any]
 
 
-Results: TypeAlias = tuple[list[Any], dict[int, End], list[tuple[int, BaseException]]]
-"""Of R steps, in order: rewards (0.0 for copies that raised), ends by row, and what copies raised."""
-
-
 class GymEnvs(LocalEnvs):
     """Steps n gymnasium environments one after another."""
 
     def _prepare(self) -> None:
         num_envs = self.num_envs
         # [E] slots of all copies; answers to this very array need no lookup.
-        self.all_slots = np.arange(num_envs)
+        self._all_slots = np.arange(num_envs)
         self._order = range(num_envs)
         self.seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
         self._steps = [env.step for env in self._envs]
@@ -59,11 +53,6 @@ class GymEnvs(LocalEnvs):
         self._answers: tuple[Sequence[int], Sequence[Any]] = ((), ())
         # Copies that were stepped and their rewards, which the next poll returns.
         self._stepped: tuple[Sequence[int], list[Any]] | None = None
-        self._no_flags = np.zeros(num_envs, np.bool_)
-
-    @property
-    def vector_steps(self) -> GymEnvs | None:
-        return self
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Step the copies that were answered and return their rows; never waits."""
@@ -92,7 +81,7 @@ class GymEnvs(LocalEnvs):
         events = self._events
         if order is self._order:
             self._waiting = self._all
-            slots, obs, infos = self.all_slots, list(self._obs), list(self._infos)
+            slots, obs, infos = self._all_slots, list(self._obs), list(self._infos)
         else:
             waiting = self._waiting.union(order)
             self._waiting = self._all if len(waiting) == len(self._envs) else waiting
@@ -106,59 +95,13 @@ class GymEnvs(LocalEnvs):
         self._events, self._in_poll = PollEvents(), False
         return ready
 
-    def poll_vector_step(self) -> VectorStep | None:
-        """Step all copies, if all of them were answered together; never waits.
-
-        Returns:
-            None if the outcome does not fit into a `VectorStep`; the next `poll` returns it.
-        """
-        order, actions = self._answers
-        if order is not self._order or self._due:
-            return None
-        self._answers = ((), ())
-        rewards, ends, raised = self._take_steps(order, actions)
-        # A reset that raises counts as a step too.
-        now = self.env_steps.copy()
-        begun = [self._next_episode(end.slot) for end in ends.values()]
-        if raised or self._events.faults:
-            self._report(rewards, ends, now)
-            for end, row in zip(ends.values(), begun, strict=True):
-                self._begin(end.slot, *row)
-            self._lose_all(raised)
-            self._stepped = order, rewards
-            return None
-        for end, row in zip(ends.values(), begun, strict=True):
-            self._set_first_row(end.slot, *row)
-        self._waiting = self._all
-        return self._vector_step(rewards, list(ends.values()))
-
-    def _vector_step(self, rewards: list[Any], ends: list[End]) -> VectorStep:
-        no_flags = self._no_flags
-        step = VectorStep(
-            self._obs, as_rewards(rewards, lambda: map(_reward_label, self._order), OR_MANY_AGENTS), no_flags,
-            no_flags, list(self._infos) if any(self._infos) else (),
-        )  # fmt: skip
-        if ends:
-            step.done, step.terminated, step.truncated = no_flags.copy(), no_flags.copy(), no_flags.copy()
-            for end in ends:
-                step.done[end.slot] = True
-                step.terminated[end.slot], step.truncated[end.slot] = end.terminated, end.truncated
-            step.finals = [end.obs for end in ends]
-            step.final_infos = [end.info for end in ends]
-        return step
-
-    def send_vector_actions(self, actions: Any) -> None:
-        """Answer all copies, which wait."""
-        self._waiting = frozenset()
-        self._answers = (self._order, actions)
-
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         if actions is None:
             waiting = self._waiting | self._due
             by_index = of_only_agents(slots, self.index_of, waiting)
             self._answer(list(by_index), list(by_index.values()), waiting)
-        elif slots is self.all_slots and self._waiting is self._all and len(actions) == len(slots):
-            self.send_vector_actions(actions)
+        elif slots is self._all_slots and self._waiting is self._all and len(actions) == len(slots):
+            self._waiting, self._answers = frozenset(), (self._order, actions)
         else:
             self._answer([int(slot) for slot in slots], list(actions), self._waiting)
 
@@ -267,15 +210,7 @@ class GymEnvs(LocalEnvs):
         self._begin(index, *self._recreate(index, "step", error, steps=length))
 
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
-        """Step the copies in `order`, report ends, replace crashed copies, return their rewards."""
-        rewards, ends, raised = self._take_steps(order, actions)
-        self._report(rewards, ends, self.env_steps)
-        self._over += [end.slot for end in ends.values()]
-        self._lose_all(raised)
-        return rewards
-
-    def _take_steps(self, order: Sequence[int], actions: Sequence[Any]) -> Results:
-        """Step copies one after another, even if some of them raise.
+        """Step copies one after another, report ends, replace those that raised, and return the rewards.
 
         Raises:
             ContractError: A step returned something invalid; the message names the copy.
@@ -283,6 +218,7 @@ class GymEnvs(LocalEnvs):
         all_copies = order is self._order
         steps = self._steps if all_copies else [self._steps[index] for index in order]
         rewards: list[Any] = []
+        # By place in `order`.
         ends: dict[int, End] = {}
         raised: list[tuple[int, BaseException]] = []
         todo = zip(order, steps, actions, strict=True)
@@ -294,7 +230,15 @@ class GymEnvs(LocalEnvs):
         # The error's traceback holds this frame: without this line only the garbage collector would free them.
         error = None
         self.env_steps[slice(None) if all_copies else list(order)] += 1
-        return rewards, ends, raised
+        for place, end in ends.items():
+            # The last reward belongs to the end, not to the next row.
+            rewards[place] = 0.0
+            self._end(end, self.env_steps.item(end.slot) - self._episode_start[end.slot])
+            self._over.append(end.slot)
+        # Popped, for the same reason.
+        while raised:
+            self._lose(*raised.pop(0))
+        return rewards
 
     def _step_until_one_raises(
         self, todo: Iterator[tuple[int, Step, Any]], rewards: list[Any], ends: dict[int, End]
@@ -324,18 +268,6 @@ class GymEnvs(LocalEnvs):
             _check_result(index, result, error)
             return error
         return None
-
-    def _report(self, rewards: list[Any], ends: Mapping[int, End], now: IntArray) -> None:
-        """Report the ends at env steps [E] `now`."""
-        for place, end in ends.items():
-            # The last reward belongs to the end, not to the next row.
-            rewards[place] = 0.0
-            self._end(end, now.item(end.slot) - self._episode_start[end.slot])
-
-    def _lose_all(self, raised: list[tuple[int, BaseException]]) -> None:
-        # Popped, because the tracebacks of these errors hold this frame.
-        while raised:
-            self._lose(*raised.pop(0))
 
     def _end(self, end: End, length: int) -> None:
         # Most rewards are valid, and building the label costs more than this check.

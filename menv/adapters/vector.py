@@ -88,10 +88,6 @@ class LockstepEnvs(Adapter):
         self._started = False
         self._stopped = False
 
-    @property
-    def vector_steps(self) -> LockstepEnvs | None:
-        return self
-
     @abstractmethod
     def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
         """Reset everything and return E observations and E info dicts."""

@@ -207,8 +207,11 @@ class Algorithm:
         Raises:
             CallOrderError: A fragment is being sampled, another thread is at work, or the algorithm was stopped.
         """
+        with self._operation_guard.call("sample"):
+            return self._sample()
+
+    def _sample(self) -> MultiAgentBatch:
         with (
-            self._operation_guard.call("sample"),
             self._operation_guard.in_progress("a fragment is being sampled"),
             self._crash_capsules.written(self._metrics.take_faults),
         ):
@@ -237,7 +240,7 @@ class Algorithm:
             CallOrderError: A hook calls it within an iteration, another thread is at work, or the algorithm was
                 stopped.
         """
-        with self._operation_guard.call("train", whole=True):
+        with self._operation_guard.call("train"):
             try:
                 # Workers report faults before fragments are taken.
                 faults = self._crash_capsules.written(self._metrics.take_faults)
@@ -312,7 +315,7 @@ class Algorithm:
             before = progress.phase_at
             sampled_before = rollouts.env_steps, rollouts.agent_steps
             batch, more = self._accumulator.batch(
-                self._policy_set.sample_size(rollouts.num_envs), self.sample
+                self._policy_set.sample_size(rollouts.num_envs), self._sample
             )
             sampled = time.perf_counter()
             if batch is None:

@@ -134,7 +134,7 @@ class Checkpoints:
             )
         root = path_given("save", path)
         _check_keeping(keep_last, keep_best)
-        with self.guard.call("save", whole=True, brief=True), self.rollouts.lock:
+        with self.guard.call("save", brief=True), self.rollouts.lock:
             folder = self._write(root, keep_best and keep_best[0])
             if keep_last is not None or keep_best is not None:
                 keep_only(root, _kept(root, keep_last, keep_best))
@@ -189,7 +189,7 @@ class Checkpoints:
         with _taken_over(saved.folder):
             saved.check_connectors("restore", self.config, given)
         with (
-            self.guard.call("restore", whole=True),
+            self.guard.call("restore"),
             _taken_over(saved.folder),
             self.rollouts.lock,
             self.guard.in_progress("a checkpoint is being restored"),

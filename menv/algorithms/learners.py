@@ -17,7 +17,6 @@ from menv.algorithms.network_group_builder import BuiltPolicies, first_weights
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import Trunk
 from menv.algorithms.recipe import Learner, Recipe, Weights
-from menv.algorithms.torch_threads import threads, threads_to_learn_with
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.errors import ConfigError
 from menv.policy import Policy
@@ -209,7 +208,7 @@ class Learners:
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
             policy = self._policies[policy_id]
             told = self._tell(policy_id, policy, own)
-            with updates, threads(self._threads_of(built, policy_id)):
+            with updates:
                 self._follow_policy(policy_id, learner)
                 stats[policy_id] = {**learner.learn(own, env_steps), **_plain(told)}
                 weights = learner.weights()
@@ -361,18 +360,6 @@ class Learners:
             own = {name.removeprefix(_OWN): arrays[name] for name in arrays if name.startswith(_OWN)}
             learner.set_weights({**learner.weights(), **own})
             learner.set_state({name: arrays[name] for name in arrays if not name.startswith(_OWN)})
-
-    def _threads_of(self, built: BuiltPolicies, policy_id: str) -> int | None:
-        """Return how many threads a policy learns with, None for the current number."""
-        config = self.configs[policy_id]
-        if config.num_gpus:
-            return None
-        return threads_to_learn_with(
-            config.torch_threads,
-            built.network.weight_shapes(),
-            config.rows_of_a_step(),
-            config.num_workers if config.overlap else 0,
-        )
 
     def _new(self, built: BuiltPolicies, index: int, policy_id: str, seed: int | None = None) -> Learner:
         is_new = seed is None

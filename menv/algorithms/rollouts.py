@@ -173,7 +173,6 @@ class LocalRollouts:
 
     def running_ids(self) -> set[int] | None:
         """Return the ids of running episodes; None where other episodes may hold rows or arrive later."""
-        self.sampler.leave_vector_loop()
         # Clients may name policies that were removed.
         if self.base_env.external or not all(group.buffer.closed for group in self._policy_view.groups):
             return None

@@ -72,7 +72,7 @@ _EXAMPLES = """\
 examples:
   menv train CartPole-v1 --stop episode_reward_mean=450
   menv train tictactoe --policies per-agent --config gamma=1.0 --stop time_total_s=60
-  menv train connect_four --self-play --stop time_total_s=600
+  menv train pettingzoo:classic/connect_four_v3 --self-play --stop time_total_s=600
   menv train pettingzoo:mpe/simple_tag_v3 --policies auto --seed 1
   menv train my_traffic.py:Streets --policy 'car_*=cars' --policy 'light_*=lights:DQN'
   menv train my_game:Corridor --run DQN --config settings.toml --stop num_env_steps_sampled=100000

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 from menv._lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from menv.envs.connect_four import ConnectFour as ConnectFour
     from menv.envs.independent_copies import make_multi_agent as make_multi_agent
+    from menv.envs.random_multi_agent import RandomMultiAgentEnv as RandomMultiAgentEnv
     from menv.envs.rock_paper_scissors import AlwaysSame as AlwaysSame
     from menv.envs.rock_paper_scissors import BeatLastMove as BeatLastMove
     from menv.envs.rock_paper_scissors import RockPaperScissors as RockPaperScissors
-    from menv.envs.stub_envs import NullEnv as NullEnv
-    from menv.envs.stub_envs import RandomMultiAgentEnv as RandomMultiAgentEnv
     from menv.envs.tictactoe import TicTacToe as TicTacToe
     from menv.envs.traffic import MultiAgentTrafficEnv as MultiAgentTrafficEnv
     from menv.envs.two_step_game import TwoStepGame as TwoStepGame

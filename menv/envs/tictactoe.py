@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import not_
+from contextlib import suppress
+from operator import index, not_
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import ALL
-from menv.envs.board_game import PLAYERS as PLAYERS
-from menv.envs.board_game import BoardGame
-from menv.multi_agent_env import AgentDict, StepDicts
+from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 
+PLAYERS = ("player1", "player2")
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 """The squares of each line that wins; squares are counted from the top left, row by row."""
 
@@ -45,7 +47,7 @@ def planes_of(board: Sequence[int], stone: int) -> npt.NDArray[np.float32]:
     return planes
 
 
-class TicTacToe(BoardGame):
+class TicTacToe(MultiAgentEnv):
     """Two players put stones on nine squares in turn; three in a row win.
 
     - Agents: `"player1"` moves first, then `"player2"`, and so on; only the mover is in `obs`.
@@ -67,10 +69,25 @@ class TicTacToe(BoardGame):
         ConfigError: The render mode is unknown.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {**BoardGame.metadata, "action_names": SQUARES, "board": (3, 3)}
+    metadata: ClassVar[dict[str, Any]] = {
+        "render_modes": ["ansi", "rgb_array"], "render_fps": 1, "action_names": SQUARES, "board": (3, 3),
+    }  # fmt: skip
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config, 9, 9)
+        super().__init__()
+        self.render_mode = (config or {}).get("render_mode", "ansi")
+        if self.render_mode not in self.metadata["render_modes"]:
+            raise ConfigError(
+                f"TicTacToe: render_mode is {self.render_mode!r}, expected 'ansi' or 'rgb_array'; change the config"
+            )
+        self.possible_agents = list(PLAYERS)
+        self.observation_space = gym.spaces.Dict(
+            {
+                "observations": gym.spaces.Box(0.0, 1.0, (18,), np.float32),
+                "action_mask": gym.spaces.Box(0, 1, (9,), np.int8),
+            }
+        )
+        self.action_space = gym.spaces.Discrete(9)
         self._board = [0] * 9
         self._stone = 1
 
@@ -112,6 +129,27 @@ class TicTacToe(BoardGame):
     def render(self) -> Any:
         """Return the board as text or as a picture, as `render_mode` says."""
         return picture_of(self._board) if self.render_mode == "rgb_array" else text_of(self._board)
+
+    def _end(self, winner: str | None, infos: AgentDict) -> StepDicts:
+        self.agents = []
+        obs = {player: self._observe(number) for number, player in enumerate(PLAYERS)}
+        rewards = dict.fromkeys(PLAYERS, 0.0)
+        if winner is not None:
+            rewards = {player: 1.0 if player == winner else -1.0 for player in PLAYERS}
+        return obs, rewards, {"player1": True, "player2": True, ALL: True}, {ALL: False}, infos
+
+    def _move_of(self, mover: str, action_dict: AgentDict) -> int:
+        if not self.agents:
+            raise CallOrderError("TicTacToe.step: no game is running, expected reset first; call reset")
+        if list(action_dict) == [mover]:
+            # Other types, such as 1.5, get the error below.
+            with suppress(TypeError):
+                return index(action_dict[mover])
+        given = ", ".join(f"{agent!r}: {type(move).__name__}" for agent, move in action_dict.items())
+        raise ContractError(
+            f"TicTacToe.step: got actions {{{given}}}, expected one integer from {mover!r} alone, "
+            "whose turn it is; answer the agent that the last obs named"
+        )
 
     def _observe(self, player: int) -> AgentDict:
         allowed = [*map(not_, self._board)] if self.agents else [False] * 9

@@ -42,7 +42,6 @@ class CrashRecorder:
         """Describe the fault that an error of `sample` reports in its `capsule`, if it reports one."""
         fault = error._fault or self._fault_of(error)
         if fault is not None and error._capsule is None:
-            self.worker.leave_vector_loop()
             error._capsule = self.record(fault)
 
     def record(self, fault: EnvFault, *, acted: bool = True) -> Record:

@@ -183,8 +183,9 @@ class EpisodeTracker:
             if finished.unclaimed > credited:
                 self._credit_unclaimed(ready.unclaimed[credited : finished.unclaimed])
                 credited = finished.unclaimed
-            index = finished.env_index
-            when = self.when(index, ready.env_steps.item(index)) if self._events_have_order else AS_THEY_COME
+            index, when = finished.env_index, AS_THEY_COME
+            if self._events_have_order:
+                when = ready.env_steps.item(index), self._first_index + index
             self.finish_episode(finished, when)
         if len(ready.unclaimed) > credited:
             self._credit_unclaimed(ready.unclaimed[credited:])
@@ -277,25 +278,9 @@ class EpisodeTracker:
     def _keep_policies(self, env_id: EnvId) -> None:
         self._maps[env_id], self._policy_places[env_id] = self._worker.policy_map, self._places
 
-    def when(self, env_index: int, env_steps: int) -> When:
-        """Return a key that sorts events of numbered sub-environments by time."""
-        return env_steps, self._first_index + env_index
-
     def agent_keys(self, num_envs: int) -> rng.Keys:
         """Return the keys [E] of the random draws of agents in sub-environments of one agent each."""
         return np.array([self.agent_key(index, SINGLE_AGENT) for index in range(num_envs)], np.uint64)
-
-    def all_use(self, policy_id: str) -> bool:
-        """Return whether this is the only policy of all running episodes."""
-        return all(policy_map.only == policy_id for policy_map in self._maps.values())
-
-    def set_running(self, episode_ids: Sequence[int], policy_id: str) -> None:
-        """Set the running episodes [E] of sub-environments of one agent each, whose env id is their index."""
-        for index, episode_id in enumerate(episode_ids):
-            if self.running[index].episode_id != episode_id:
-                episode = self.running[index] = Episode(episode_id, index)
-                episode.bind(SINGLE_AGENT, policy_id)
-                self._keep_policies(index)
 
     def widen(self, num_envs: int) -> None:
         """Make room for new sub-environments."""

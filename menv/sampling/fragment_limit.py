@@ -69,15 +69,6 @@ class FragmentLimit:
         self._seen = env_steps.copy()
         self._asked = np.full(len(env_steps), -1)
 
-    @property
-    def counts_env_steps(self) -> bool:
-        """Whether a fragment is exactly `length` env steps of each sub-environment."""
-        return not (self._complete or self._by_rows or self._lockstep)
-
-    def vector_steps_left(self, env_steps: Column) -> int:
-        """Return how many vector steps are possible before the first share is full."""
-        return max(0, int((self._target - env_steps).min()))
-
     def count(self, env_indices: Column) -> None:
         """Count answered rows [R] of these sub-environments."""
         if self._by_rows or self._complete:

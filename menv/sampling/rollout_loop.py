@@ -237,20 +237,6 @@ class RolloutLoop:
         closed = self._limit.closed(self.env_steps)
         return [] if closed is None else self._base_env.episodes_at(np.flatnonzero(~closed))
 
-    @property
-    def only_block(self) -> PendingRows | None:
-        """The rows that wait, None unless they are one block."""
-        return self._pending[0][1] if len(self._pending) == 1 else None
-
-    def lend(self, env_steps: Column) -> None:
-        """Leave the pending rows to a vector loop, which counts env steps in this array [E] meanwhile."""
-        self._pending, self._pending_slots = [], None
-        self.env_steps = env_steps
-
-    def take_back(self, blocks: Sequence[PendingRows]) -> None:
-        """Continue with pending rows of the first group, which a vector loop returned."""
-        self._pending = [(0, block) for block in blocks]
-
     def state(self, number: int, slots: Column) -> dict[str, Any]:
         """Return the pending rows of a group's trajectories [S] for a checkpoint: `raw` and `turn`.
 

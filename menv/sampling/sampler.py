@@ -120,9 +120,8 @@ class Sampler:
         )
         self.crashes = CrashRecorder(self, created, self._groups, self._tracker, self._checkpoint)
         self._callbacks.describe = self.crashes.record
-        # Drives a lockstep environment, or steps copies within a fragment of the general loop.
+        # Drives a lockstep environment.
         self._vector_loop: VectorLoop | None = None
-        self._copies_loop: VectorLoop | None = None
         self._next_unroll_id = 0
         # [E] env steps at the start of an unfinished fragment.
         self._fragment_start: Column | None = None
@@ -151,7 +150,7 @@ class Sampler:
             self._fragment_start = self._loop.begin(self.polled)
             self.polled = True
         try:
-            self.idle = not (self._fill_with_vector_steps() or self._loop.fill(self.explore))
+            self.idle = not self._loop.fill(self.explore)
         finally:
             self.base_env.rest()
         if self.idle:
@@ -161,13 +160,11 @@ class Sampler:
         return self._close(env_steps)
 
     def _connect(self) -> None:
-        """Follow changed connectors, and leave vector loops that no longer fit."""
+        """Follow changed connectors, and leave a vector loop that no longer fits."""
         for group in self._groups:
             group.strategy.connect()
         if self._vector_loop is not None and not self._vector_loop.fits:
             self._leave_lockstep_loop()
-        if self._copies_loop is not None and (self._watched or not self._copies_loop.fits):
-            self.leave_vector_loop()
 
     @property
     def _watched(self) -> bool:
@@ -184,32 +181,6 @@ class Sampler:
         self._vector_start = int(loop.env_steps.sum())
         loop.fragment_closed(self.metrics)
         return batch
-
-    def _fill_with_vector_steps(self) -> bool:
-        """Take vector steps as long as possible; False if the general loop must fill the rest of the fragment."""
-        if self._copies_loop is None and self._limit.counts_env_steps and not self._watched:
-            only, block = self.policy_map.only, self._loop.only_block
-            if block is not None:
-                self._copies_loop = vector_loop(
-                    self.base_env, self._groups, only, self._table, self._tracker, self.timers, block
-                )
-        if self._copies_loop is None:
-            return False
-        steps = self._copies_loop.env_steps
-        self._loop.lend(steps)
-        wanted = self._limit.vector_steps_left(steps)
-        done = self._copies_loop.take_steps(wanted, self.explore)
-        self.agent_steps += min(done + 1, wanted) * len(steps)
-        if done < wanted:
-            self.leave_vector_loop()
-            self._loop.poll()
-        return done == wanted
-
-    def leave_vector_loop(self) -> None:
-        """Step copies by the general loop again; the next fragment may use vector steps."""
-        loop, self._copies_loop = self._copies_loop, None
-        if loop is not None:
-            self._loop.take_back(loop.hand_back(self.metrics))
 
     def _leave_lockstep_loop(self) -> None:
         """Use the general loop from now on; the running episodes are truncated."""
@@ -240,10 +211,8 @@ class Sampler:
             batches.update(closed if self._whole is None else group.strategy.add_dist_inputs(closed))
         if self._whole is not None:
             batches, env_steps = self._whole.release(batches, excluded)
-        if self._copies_loop is not None:
-            self._copies_loop.fragment_closed(self.metrics)
         if self._checkpoint is not None:
-            self._checkpoint.record([*recorded, *excluded], (self._copies_loop or self._tracker).running_ids)
+            self._checkpoint.record([*recorded, *excluded], self._tracker.running_ids)
         self._loop.fragment_closed()
         self.external_writer.fragment_closed()
         return MultiAgentBatch(self._numbered(batches), env_steps)
@@ -271,7 +240,6 @@ class Sampler:
 
         In a lockstep environment that had a single policy the running episodes are truncated and appear in no mean.
         """
-        self.leave_vector_loop()
         if self._vector_loop is not None and policy_map.only != self.policy_map.only:
             self._leave_lockstep_loop()
         self._groups.extend(added)
@@ -292,7 +260,6 @@ class Sampler:
 
         They are the env steps of the row's sub-environment at the observation and at the next one.
         """
-        self.leave_vector_loop()
         self._callbacks.keep(self._tracker.running.values())
         self.external_writer.adds_env_t = True
 
@@ -357,7 +324,6 @@ class Sampler:
         Raises:
             CallOrderError: A fragment is being sampled.
         """
-        self.leave_vector_loop()
         # The half-full fragment of an idle external environment is dropped, like its running episodes.
         waits = self._vector_loop is not None or self.idle
         if not waits and not all(group.buffer.closed for group in self._groups):
@@ -371,7 +337,7 @@ class Sampler:
     def state_without_episodes(self) -> Tree:
         """Return the state without running episodes; works in the middle of a fragment, too."""
         env = self.base_env
-        counted = env.replayable or env.vector_steps
+        counted = env.replayable or self._vector_loop
         steps = self._loop.env_steps if counted is None else counted.env_steps
         begun, running = self._tracker.begun.copy(), len(self._tracker.running)
         if self._vector_loop is not None:

@@ -1,8 +1,7 @@
 """The vector loop: whole vector steps go through one policy's network, without look-ups or objects per row.
 
-`VectorLoop` takes them from any environment that declares `vector_steps`: lockstep environments, which step as one
-batch, and copies of one `gymnasium.Env` while all of them wait together. Rows, random draws and episodes are the same
-as in `menv.sampling.rollout_loop`.
+`VectorLoop` takes them from lockstep environments, which step as one batch. Rows, random draws and episodes are the
+same as in `menv.sampling.rollout_loop`.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.adapter import Adapter
+from menv.adapters.vector import LockstepEnvs
 from menv.base_env import SINGLE_AGENT, Column, VectorStep
 from menv.errors import ContractError
 from menv.inference.backend import non_finite_error
 from menv.inference.network_policy import NetworkGroup
-from menv.metrics import Metrics, Timers, When
+from menv.metrics import Metrics, Timers
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import (
     AHEAD,
     ActionSampler,
-    PendingRows,
     PolicyGroup,
     check_bounds,
     outside_space_error,
@@ -44,44 +43,34 @@ class VectorSteps:
 
     Attributes:
         rows: Positions of the last vector step.
-        episode_ids: [E] ids of the running episodes, up to the last `flush`.
     """
 
     def __init__(
         self,
         buffer: RolloutBuffer,
-        env: Any,
+        env: LockstepEnvs,
         policy: int,
         table: TrajectoryTable,
         tracker: EpisodeTracker,
     ) -> None:
         self.buffer = buffer
-        self._env = env
         self._policy = policy
         self._table = table
         self._tracker = tracker
         self._slots = np.arange(env.num_envs)
         self._lives = (tracker.agent_keys(env.num_envs) >> np.uint64(1)).astype(np.int64)
-        self.episode_ids: Column = np.zeros(env.num_envs, np.int64)
         # [E] where the running episodes began, as a number of vector steps after the last `flush`.
         self._since = np.zeros(env.num_envs, np.int64)
-        if buffer.rows:
-            self.episode_ids[:] = [tracker.running[index].episode_id for index in range(env.num_envs)]
-            self._since += [env.episode_start(index) for index in range(env.num_envs)] - env.env_steps - 1
-        else:
-            self._begin(self._slots, 0)
-        # [E] env steps at the next vector step; only where events are sorted by env step.
-        self._next: Column = env.env_steps + 1
-        self.rows = slice(0, buffer.rows)
+        self._begin(self._slots, 0)
+        self.rows = slice(0, 0)
         # Of each vector step since the last `flush`: None, or the sub-environments [K] that are done, and their flags.
         self._ended: list[tuple[Column, Column, Column] | None] = []
         # Final observations, None if they are rows, and their infos.
         self._finals: list[Any] | None = []
         self._final_infos: list[Mapping[str, Any]] = []
-        # Returns and lengths of episodes that ended since the last `record`, and when.
+        # Returns and lengths of episodes that ended since the last `record`.
         self._returns: list[float] = []
         self._lengths: list[int] = []
-        self._when: list[When] = []
 
     def last_obs(self) -> tuple[Column, Column | None]:
         """Return the observations [E, F] and masks [E, M] of the last vector step."""
@@ -139,11 +128,10 @@ class VectorSteps:
             self._final_infos = []
             self._finals = None if self._finals is None else []
         self._since -= count
-        self._next += count
 
     def _begin(self, slots: Column, released: int) -> None:
         count = len(slots)
-        ids = self.episode_ids[slots] = self._tracker.new_ids(slots)
+        ids = self._tracker.new_ids(slots)
         zeros = np.zeros(count, np.int64)
         starts = (
             slots, zeros + self._policy, zeros == 0, ids, zeros, slots, self._lives[slots], [SINGLE_AGENT] * count
@@ -172,8 +160,6 @@ class VectorSteps:
         self._since[slots] = next_begins
         self._returns += returns.tolist()
         self._lengths += (at - begun).tolist()
-        if self._env.events_have_order:
-            self._when += map(self._tracker.when, slots.tolist(), (self._next[slots] + at).tolist())
 
     def fragment_closed(self) -> None:
         """Find the last vector step at its new position, after the buffer was closed."""
@@ -182,25 +168,21 @@ class VectorSteps:
     def record(self, metrics: Metrics, policy_id: str) -> None:
         """Record the episodes that ended since the last call."""
         if self._returns:
-            metrics.record_many(policy_id, self._returns, self._lengths, self._when)
-            self._returns, self._lengths, self._when = [], [], []
+            metrics.record_many(policy_id, self._returns, self._lengths)
+            self._returns, self._lengths = [], []
 
 
 class VectorLoop:
-    """Takes vector steps of one environment with one feedforward policy.
-
-    A lockstep environment is driven from its first poll on. Copies of one `gymnasium.Env` are lent by the general loop
-    at a moment at which every copy waits, and may be handed back after each vector step.
+    """Takes vector steps of one lockstep environment with one feedforward policy, from the first poll on.
 
     Args:
-        env: The source of the vector steps, `Adapter.vector_steps`.
+        env: The environment.
         group: The group of the policy.
         networks: Its networks.
         policy: The policy's index in it.
         table: Its entries of the slots are set.
         tracker: Knows the running episodes.
         timers: Count the seconds of environments and policies.
-        block: The rows that wait in the group's closed buffer, one of each copy; None for a lockstep environment.
 
     Attributes:
         env_steps: [E] env steps of each sub-environment, the array that the environment itself counts in.
@@ -208,14 +190,13 @@ class VectorLoop:
 
     def __init__(
         self,
-        env: Any,
+        env: LockstepEnvs,
         group: PolicyGroup,
         networks: NetworkGroup,
         policy: int,
         table: TrajectoryTable,
         tracker: EpisodeTracker,
         timers: Timers,
-        block: PendingRows | None,
     ) -> None:
         self._env = env
         self.env_steps: Column = env.env_steps
@@ -224,25 +205,15 @@ class VectorLoop:
         self._sampler = ActionSampler(networks.backend.head.draw, networks.backend.head.noise_width)
         self._policy = policy
         self._table = table
-        self._tracker = tracker
         self._timers = timers
-        self._block = block
         self._steps = VectorSteps(group.buffer, env, policy, table, tracker)
         # Vector steps since random numbers were drawn ahead.
         self._since = AHEAD
-        # Whether the environment has actions whose outcome is no vector step.
-        self._acted = False
 
     @property
     def fits(self) -> bool:
         """Whether no connector needs to know which agent a row belongs to."""
-        return _fits(self._group, self._block is not None)
-
-    @property
-    def running_ids(self) -> list[int]:
-        """The ids of the running episodes [E]."""
-        ids: list[int] = self._steps.episode_ids.tolist()
-        return ids
+        return _fits(self._group)
 
     def _act(self, explore: bool) -> Any:
         before, networks, steps = perf_counter(), self._networks, self._steps
@@ -283,16 +254,15 @@ class VectorLoop:
             raise outside_space_error(error.row, SINGLE_AGENT, f"env step {env_step}", error) from error
         self._steps.add(step, obs, mask)
 
-    def _take_step(self, explore: bool) -> VectorStep | None:
-        """Act and step; None if the outcome is no vector step, and the next poll of the environment returns it."""
+    def _take_step(self, explore: bool) -> VectorStep:
         actions, before, env = self._act(explore), perf_counter(), self._env
         env.send_vector_actions(actions)
-        step: VectorStep | None = env.poll_vector_step()
+        step = env.poll_vector_step()
         self._timers.env += perf_counter() - before
         return step
 
     def sample(self, limit: FragmentLimit, explore: bool) -> int:
-        """Take a fragment's steps of a lockstep environment; return the env steps of all sub-environments together."""
+        """Take a fragment's steps; return the env steps of all sub-environments together."""
         env = self._env
         num_envs = env.num_envs
         if not self._steps.buffer.rows:
@@ -304,29 +274,12 @@ class VectorLoop:
         count, full = 0, False
         while not full:
             step = self._take_step(explore)
-            assert step is not None
             count += num_envs if step.begun is None else num_envs - step.begun.tobytes().count(1)
             full = limit.end_vector_step(count, step.done, env.env_steps)
             self._add(step)
-        self._close()
-        return count
-
-    def take_steps(self, steps: int, explore: bool) -> int:
-        """Take vector steps and return how many; fewer than `steps` if the next poll needs the general loop."""
-        done = 0
-        while done < steps:
-            step = self._take_step(explore)
-            if step is None:
-                self._acted = True
-                break
-            done += 1
-            self._add(step)
-        self._close()
-        return done
-
-    def _close(self) -> None:
         self._steps.check_rewards()
         self._steps.flush()
+        return count
 
     def fragment_closed(self, metrics: Metrics) -> None:
         """Record the episodes that ended; the pending rows are the first of the closed buffer now."""
@@ -344,7 +297,7 @@ class VectorLoop:
         return numbered - between, self._env.num_envs - int(np.count_nonzero(between))
 
     def leave(self) -> Column:
-        """Return a lockstep environment to the general loop; return its env steps [E].
+        """Return the environment to the general loop; return its env steps [E].
 
         Pending rows are dropped; the rows before them have their whole reward already.
         """
@@ -352,17 +305,6 @@ class VectorLoop:
         self._env.leave_vector_steps()
         steps: Column = self._env.env_steps.copy()
         return steps
-
-    def hand_back(self, metrics: Metrics) -> list[PendingRows]:
-        """Return the pending rows of copies to the general loop, none if the actions were already sent."""
-        self._steps.flush()
-        policy_id = self._group.policy_ids[self._policy]
-        self._steps.record(metrics, policy_id)
-        self._tracker.set_running(self.running_ids, policy_id)
-        if self._acted or self._block is None:
-            return []
-        self._block.rows = self._steps.rows
-        return [self._block]
 
 
 def vector_loop(
@@ -372,39 +314,19 @@ def vector_loop(
     table: TrajectoryTable,
     tracker: EpisodeTracker,
     timers: Timers,
-    block: PendingRows | None = None,
 ) -> VectorLoop | None:
-    """Return the loop if the environment takes vector steps, and one feedforward network acts for all agents.
-
-    A lockstep environment has not been polled. Otherwise every sub-environment has one row that waits, in `block`.
-    """
-    if env.vector_steps is None or env.lockstep == (block is not None):
-        return None
+    """Return the loop for a lockstep environment without polls, if one feedforward network acts for all agents."""
     group, networks = groups[0], groups[0].strategy.networks
-    if only is None or networks is None or len(groups) > 1:
+    if not isinstance(env, LockstepEnvs) or only is None or networks is None or len(groups) > 1:
+        return None
+    if networks.state_sizes or not _fits(group):
         return None
     policy = group.policy_ids.index(only)
-    if networks.state_sizes or not _fits(group, block is not None):
-        return None
-    if block is None:
-        group.reset_buffer()
-        for index, key in enumerate(tracker.agent_keys(env.num_envs).tolist()):
-            table.assign(index, 0, policy, index, key)
-    elif not tracker.all_use(only) or not _in_order(block, group, policy, env.num_envs):
-        return None
-    return VectorLoop(env.vector_steps, group, networks, policy, table, tracker, timers, block)
+    group.reset_buffer()
+    for index, key in enumerate(tracker.agent_keys(env.num_envs).tolist()):
+        table.assign(index, 0, policy, index, key)
+    return VectorLoop(env, group, networks, policy, table, tracker, timers)
 
 
-def _fits(group: PolicyGroup, lent: bool) -> bool:
-    path = group.strategy.path
-    return path is None or (path.whole and not lent)
-
-
-def _in_order(block: PendingRows, group: PolicyGroup, policy: int, num_envs: int) -> bool:
-    """Return whether a block holds one row of each sub-environment, in order, for which one policy acts."""
-    buffer, order = group.buffer, np.arange(num_envs)
-    if buffer.rows != num_envs or buffer.carried or block.taken is not None:
-        return False
-    places = np.arange(buffer.rows)[block.rows]
-    ordered = np.array_equal(block.slots, order) and np.array_equal(places, order)
-    return ordered and bool(np.all(block.which == policy))
+def _fits(group: PolicyGroup) -> bool:
+    return group.strategy.path is None or group.strategy.path.whole

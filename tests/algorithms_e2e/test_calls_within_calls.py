@@ -136,7 +136,7 @@ def test_another_thread_is_refused_while_one_is_at_work_which_goes_on(
         elsewhere(algo)
     assert len(told) == len(called) > 1
     for line in told:
-        assert re.match(rf"{name}: train\(\) runs in another thread, expected none; ", line)
+        assert re.match(f"{name}: another thread is at work, expected none; ", line)
     assert not (tmp_path / "other").exists() or name == "save"
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.null_env import NullEnv
 from menv import ConfigError, PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, QMIX, Algorithm
-from menv.envs import NullEnv, TwoStepGame
+from menv.envs import TwoStepGame
 from menv.errors import CallOrderError
 from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, trained, weights_of
 

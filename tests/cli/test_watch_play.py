@@ -36,7 +36,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for name, env, more in (
         ("tictactoe", "tictactoe", {}), ("roles", "tictactoe", by_role), ("halves", "tictactoe", halves),
-        ("four", "connect_four", {}),
         ("cart", "CartPole-v1", {}), ("pendulum", "Pendulum-v1", {}),
     ):  # fmt: skip
         with PPO(config={**SMALL, **more}, env=env) as algo:
@@ -86,9 +85,9 @@ def test_the_end_of_stdin_ends_a_game(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed(monkeypatch, "3")
-    assert main(["play", str(runs / "four"), "--as", "player2"]) == 0
+    assert main(["play", str(runs / "tictactoe"), "--as", "player2"]) == 0
     shown = capsys.readouterr().out
-    assert "\n0 1 2 3 4 5 6\n" in shown
+    assert "\n---+---+---\n" in shown
     assert "player1 plays " in shown
     assert shown.endswith("the game was left\n")
 
@@ -177,7 +176,7 @@ def test_pictures_are_drawn_in_place_in_half_blocks(runs: Path) -> None:
 
 def test_a_gif_holds_every_step(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "game.gif"
-    assert main(["watch", str(runs / "four"), "--gif", str(file), "--fps", "4"]) == 0
+    assert main(["watch", str(runs / "tictactoe"), "--gif", str(file), "--fps", "4"]) == 0
     said = capsys.readouterr().out
     steps = int(said.split(", ")[1].split()[0])
     with Image.open(file) as film:
@@ -275,7 +274,7 @@ def test_the_last_lines_of_training_can_be_typed(
         ),
         *("--stop", "training_iteration=1"),
     ]
-    for env, expected in (("connect_four", ["watch", "play"]), ("CartPole-v1", ["watch"])):
+    for env, expected in (("tictactoe", ["watch", "play"]), ("CartPole-v1", ["watch"])):
         assert main(["train", env, *small]) == 0
         lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
         commands = dict(line.split(": menv ") for line in lines if ": menv " in line)

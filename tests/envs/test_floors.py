@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks import floors
-from menv.envs import MultiAgentTrafficEnv, NullEnv, TicTacToe, make_multi_agent
+from benchmarks.null_env import NullEnv
+from menv.envs import MultiAgentTrafficEnv, TicTacToe, make_multi_agent
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])

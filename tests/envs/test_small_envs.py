@@ -1,4 +1,4 @@
-"""The null environment, rock-paper-scissors, the two-step game, and the package that hands them out."""
+"""Rock-paper-scissors, the two-step game, and the package that hands them out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 import menv.envs
 from menv.base_env import ALL
 from menv.envs.rock_paper_scissors import NOTHING, PAPER, ROCK, SCISSORS, RockPaperScissors
-from menv.envs.stub_envs import NullEnv
 from menv.envs.two_step_game import FIRST, STATE_2A, STATE_2B, TwoStepGame
 from menv.errors import CallOrderError, ConfigError, ContractError
 
@@ -28,32 +27,6 @@ def test_the_package_hands_out_every_name_it_lists() -> None:
 def test_importing_the_package_imports_no_environment() -> None:
     code = "import sys, menv.envs; sys.exit('menv.envs.traffic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_null_env_has_constant_rows_for_all_agents() -> None:
-    env = NullEnv({"num_agents": 3, "obs_size": 2})
-    obs, infos = env.reset(seed=1)
-    assert list(obs) == env.agents == env.possible_agents == ["agent_0", "agent_1", "agent_2"]
-    assert env.observation_space_contains(obs)
-    assert obs["agent_0"].tolist() != obs["agent_1"].tolist()
-    again, rewards, terminateds, truncateds, infos = env.step({})
-    assert again is obs
-    assert rewards == dict.fromkeys(obs, 1.0)
-    assert (terminateds, truncateds, infos) == ({ALL: False}, {ALL: False}, {})
-
-
-def test_the_null_env_is_truncated_after_its_length() -> None:
-    env = NullEnv({"episode_length": 3})
-    assert env.num_agents == 100
-    for _ in range(2):
-        env.reset()
-        assert [env.step({})[3][ALL] for _ in range(3)] == [False, False, True]
-
-
-@pytest.mark.parametrize("name", ["num_agents", "obs_size", "episode_length"])
-def test_the_null_env_refuses_nothing_at_all(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"NullEnv: {name} is 0"):
-        NullEnv({name: 0})
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ FUNCTIONS = {
 }
 
 ELSEWHERE = {
-    "menv/algorithms/torch_threads.py": "the system's limit of processors",
     "menv/checking/check.py": "the system's list of processes",
     "menv/cli/arguments.py": "/dev/null",
     "menv/inference/checkpoint_folder.py": "a folder, to lock it",

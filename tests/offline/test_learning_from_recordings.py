@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.self_play import lookahead, points
+from examples.connect_four import ConnectFour
 from menv.algorithms import DQN, PPO, QMIX
 from menv.offline import record
 from tests.offline.worlds import Doors, Tolls
@@ -161,13 +162,13 @@ def test_ppo_that_begins_as_a_clone_of_10000_games_of_connect_four_beats_the_pla
 ) -> None:
     rng, path = np.random.default_rng(0), tmp_path / "games.parquet"
     player: Callable[[Any], int] = lambda obs: half_random(obs["observations"], obs["action_mask"], rng)  # noqa: E731
-    record(player, "connect_four", path, episodes=10_000)
+    record(player, ConnectFour(), path, episodes=10_000)
     shared: dict[str, Any] = {
         "model": {"fcnet_hiddens": [128, 128], "fcnet_activation": "relu"}, "sgd_minibatch_size": 1024, "lr": 2e-3,
         "torch_threads": 1, "seed": 0,
     }  # fmt: skip
     cloning = {"input": str(path), "bc_weight": 1.0, "train_batch_size": 20_000, "num_sgd_iter": 4}
-    with PPO(env="connect_four", config={**shared, **cloning}) as algo:
+    with PPO(env=ConnectFour, config={**shared, **cloning}) as algo:
         for _ in range(16):
             algo.train()
         weights = algo.get_weights()
@@ -175,7 +176,7 @@ def test_ppo_that_begins_as_a_clone_of_10000_games_of_connect_four_beats_the_pla
         "input": {"sampler": 0.5, str(path): 0.5}, "bc_weight_schedule": [[0, 1.0], [100_000, 0.0]], "lambda": 0.9,
         "num_envs_per_worker": 128, "train_batch_size": 8192, "entropy_coeff": 0.01,
     }  # fmt: skip
-    with PPO(env="connect_four", config={**shared, **playing}) as algo:
+    with PPO(env=ConnectFour, config={**shared, **playing}) as algo:
         algo.set_weights(weights)
         for _ in range(20):
             algo.train()

@@ -21,9 +21,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from examples.connect_four import ConnectFour
 from menv.algorithms import PPO
 from menv.cli.main import main
-from menv.envs import ConnectFour, TicTacToe
+from menv.envs import TicTacToe
 from menv.errors import ConfigError
 from menv.playing import Game
 from menv.playing.browser import PlayServer

@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from menv import DefaultCallbacks, MultiAgentEnv
 from menv.algorithms import PPO
 from menv.cli.main import main
-from menv.envs.connect_four import ConnectFour
+from menv.envs import TicTacToe
 from menv.errors import MissingExtraError
 from menv.inference.checkpoint_folder import find_checkpoint
 from menv.tracking import CSV, JSONL, MLflow, Run, TensorBoard, Tracker, WeightsAndBiases
@@ -38,12 +38,12 @@ TRAIN = [
     "--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64",
 ]  # fmt: skip
 RECORDED = """
-from menv.envs.connect_four import ConnectFour
+from menv.envs import TicTacToe
 from menv.wrappers import RecordEpisodes
 
 
 def game(context):
-    return RecordEpisodes(ConnectFour({"render_mode": "rgb_array"}), "run/videos", every=100)
+    return RecordEpisodes(TicTacToe({"render_mode": "rgb_array"}), "run/videos", every=100)
 """
 
 
@@ -355,7 +355,7 @@ def test_both_services_have_settings_curves_videos_and_checkpoints_of_a_run_with
 
 def test_trackers_are_callbacks_of_a_config(tmp_path: Path) -> None:
     def env(context: Any) -> Any:
-        return RecordEpisodes(ConnectFour({"render_mode": "rgb_array"}), tmp_path / "videos", every=100)
+        return RecordEpisodes(TicTacToe({"render_mode": "rgb_array"}), tmp_path / "videos", every=100)
 
     trackers = [
         CSV(tmp_path / "new" / "progress.csv"), JSONL(tmp_path / "results.jsonl"),

@@ -25,7 +25,6 @@ GAMES: dict[str, dict[str, Any]] = {
     },
     "continuous": {"env": "Pendulum-v1"},
     "whole episodes": {"env": "CartPole-v1", "batch_mode": "complete_episodes"},
-    "images of turns": {"env": "connect_four"},
 }
 
 

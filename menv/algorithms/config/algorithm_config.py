@@ -293,10 +293,9 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     inference: Literal["auto", "onnx", "torch"] = setting("auto", methods="env_runners", scope="policy")
     """Backend that runs the networks while sampling: "onnx", "torch", or "auto", which uses ONNX Runtime where it
     agrees with torch."""
-    torch_threads: int | Literal["auto"] | None = setting("auto", high=256, methods="resources")
-    """Number of torch threads in the main process. "auto" uses one, and all processors while a large network learns.
-    None keeps the setting of torch. Only a number makes large networks learn the same on machines with different
-    numbers of processors."""
+    torch_threads: int | None = setting(1, high=256, methods="resources")
+    """Number of torch threads in the main process. One is fastest for small networks; large ones and convolutions
+    learn faster with more. None keeps the setting of torch. Another number may change the last bits of results."""
     num_gpus: float = setting(0, low=0, high=1, methods="resources", scope="policy")
     """1 trains on a GPU, which pays off for convolutions and wide layers. Networks that torch runs in the main process
     then act on the GPU too."""
