@@ -162,7 +162,7 @@ class RolloutWorker(LocalRollouts):
         for policy_id, filters in synced_filters(self._worker_policies.policies).items():
             for position, one in filters.items():
                 if one.is_training:
-                    found.setdefault(policy_id, []).append((position, one.as_serializable()))
+                    found.setdefault(policy_id, []).append((position, one.copy()))
                     one.reset_state()
         return found
 

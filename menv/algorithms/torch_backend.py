@@ -6,7 +6,7 @@ With `inference="auto"` the algorithm builds both backends and calls `check_agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -41,20 +41,10 @@ if TYPE_CHECKING:
     from menv.algorithms.networks.torch_stock import TorchStock
 
 
-def best_actions(head: ActionHead, q_values: Tensor) -> Tensor:
-    """Return [N, *head.action_shape] the choices of the highest worth.
-
-    Args:
-        head: Of Q-values.
-        q_values: [N, D] after masking.
-    """
-    return _by_row(head, _by_component(head, q_values).argmax(-1))
-
-
 def epsilon_greedy_actions(
-    head: ActionHead, q_values: Tensor, mask: Tensor | None, epsilon: Tensor, noise: Tensor
+    head: ActionHead, q_values: Tensor, mask: Tensor | None, epsilon: Tensor, noise: Tensor | None
 ) -> Tensor:
-    """Return [N, *head.action_shape] choices, none of them illegal.
+    """Return [N, *head.action_shape] choices, none of them illegal; the best ones without noise.
 
     Args:
         head: Of Q-values.
@@ -64,39 +54,30 @@ def epsilon_greedy_actions(
         noise: [N, head.noise_width] uniforms of 23 bits: whether a component explores, and what it takes
             then; these two for each component.
     """
-    worth, pairs = _by_component(head, q_values), noise.reshape(-1, 2)
-    numbers = _legal(head, q_values, mask).cumsum(-1)
-    # Below the last number in float32, whatever the draw, so that a legal choice is always beyond it.
-    beyond = numbers > pairs[:, 1:] * numbers[:, -1:]
-    explores = pairs[:, 0] < epsilon
-    return _by_row(head, torch.where(explores, beyond.to(torch.uint8).argmax(-1), worth.argmax(-1)))
+    chosen = q_values.reshape(-1, head.sizes[0]).argmax(-1)
+    if noise is not None:
+        pairs, numbers = noise.reshape(-1, 2), _legal(head, q_values, mask).cumsum(-1)
+        # Below the last number in float32, whatever the draw, so that a legal choice is always beyond it.
+        beyond = numbers > pairs[:, 1:] * numbers[:, -1:]
+        chosen = torch.where(pairs[:, 0] < epsilon, beyond.to(torch.uint8).argmax(-1), chosen)
+    return chosen.reshape(-1, *head.action_shape)
 
 
 def epsilon_greedy_logp(
     head: ActionHead, q_values: Tensor, mask: Tensor | None, epsilon: Tensor, actions: Tensor
 ) -> Tensor:
     """Return the [N] log-probability of each row's action; arguments as for `epsilon_greedy_actions`."""
-    worth, legal, taken = _by_component(head, q_values), _legal(head, q_values, mask), actions.reshape(-1)
+    legal, taken = _legal(head, q_values, mask), actions.reshape(-1)
     share = epsilon * legal.gather(1, taken[:, None])[:, 0] / legal.sum(-1).clamp(min=1.0)
-    is_best = (taken == worth.argmax(-1)).to(torch.float32)
+    is_best = (taken == q_values.reshape(-1, head.sizes[0]).argmax(-1)).to(torch.float32)
     logs = (share + is_best * (1.0 - epsilon)).clamp(min=LEAST_CHANCE).log()
     return logs.reshape(-1, len(head.sizes)).sum(-1)
-
-
-def _by_component(head: ActionHead, row: Tensor) -> Tensor:
-    """Return [N * components, n] of [N, D]."""
-    return row.reshape(-1, head.sizes[0])
-
-
-def _by_row(head: ActionHead, choices: Tensor) -> Tensor:
-    """Return [N, *head.action_shape] of [N * components]."""
-    return choices.reshape(-1, *head.action_shape)
 
 
 def _legal(head: ActionHead, q_values: Tensor, mask: Tensor | None) -> Tensor:
     """Return [N * components, n] 1 where allowed and 0 elsewhere."""
     allowed = torch.ones_like(q_values) if mask is None else mask.to(torch.float32)
-    return _by_component(head, allowed)
+    return allowed.reshape(-1, head.sizes[0])
 
 
 MakeNetwork: TypeAlias = Callable[[Mapping[str, Tensor]], TorchNetwork]
@@ -244,8 +225,6 @@ class TorchBackend(ActingBackend):
         head = self.head
         if not head.is_value_based:
             return _drawn(head, inputs, draws)
-        if draws is None:
-            return best_actions(head, inputs)
         return epsilon_greedy_actions(head, inputs, allowed, self._params[policy][EPSILON], draws)
 
 
@@ -277,9 +256,34 @@ def check_against(
     brightest: int = 255,
 ) -> None:
     """Compare two back-ends of the same architecture and weights on random rows of every policy."""
+    head, both, rows = reference.head, (acting, reference), _CHECK_ROWS
     for policy in range(reference.policies):
-        rows = _random_rows(reference.head, reference.obs_size, rng, dtype, brightest)
-        for what, error in _differences(acting, reference, policy, rng, rows, masked, critic_size).items():
+        obs: Rows = (
+            rng.integers(0, brightest, (rows, reference.obs_size), np.uint8, endpoint=True)
+            if dtype == np.uint8
+            else rng.standard_normal((rows, reference.obs_size), np.float32)
+        )
+        mask = None
+        if masked and head.choices:
+            mask = rng.random((rows, head.mask_width)) < 0.7
+            mask[:, np.cumsum((0, *head.choices[:-1]))] = True
+        width, noise = reference.state_size, head.sample_noise(rng, rows)
+        state = rng.standard_normal((rows, width), np.float32) if width else None
+        seen = rng.standard_normal((rows, critic_size), np.float32) if critic_size else obs
+        drawn, greedy = (
+            [one.decide(obs, mask, draws, policy, state) for one in both] for draws in (noise, None)
+        )
+        evaluated = [one.evaluate(policy, obs, mask, drawn[1].actions, state) for one in both]
+        odd = _ODD_DRAWS if head.choices else 0
+        errors = {
+            "distribution inputs": _error(one.dist_inputs for one in evaluated),
+            "log-probabilities": _error(one.logp for one in evaluated),
+            "values": _error(one.values(policy, seen, None if critic_size else state) for one in both),
+            "drawn actions": _error((one.actions for one in drawn), odd),
+            "greedy actions": _error((one.actions for one in greedy), odd),
+            "states": _error(one.state for one in drawn) if width else 0.0,
+        }
+        for what, error in errors.items():
             if not error <= _TOLERANCE:
                 raise ConfigError(
                     f"check_against: {what} of policy {policy} differ by {error:.3g} between "
@@ -288,68 +292,13 @@ def check_against(
                 )
 
 
-def _differences(
-    acting: ActingBackend,
-    reference: ActingBackend,
-    policy: int,
-    rng: np.random.Generator,
-    rows: tuple[Rows, Flags | None, Floats],
-    masked: bool,
-    critic_size: int,
-) -> dict[str, float]:
-    """Return the largest relative error of each output; of actions, 1 if too many differ."""
-    head, both = reference.head, (acting, reference)
-    obs, mask, noise = rows
-    mask = mask if masked else None
-    width = reference.state_size
-    state = rng.standard_normal((_CHECK_ROWS, width), np.float32) if width else None
-    seen = rng.standard_normal((_CHECK_ROWS, critic_size), np.float32) if critic_size else obs
-    drawn = [one.decide(obs, mask, noise, policy, state) for one in both]
-    greedy = [one.decide(obs, mask, None, policy, state).actions for one in both]
-    mine, theirs = (one.evaluate(policy, obs, mask, drawn[1].actions, state) for one in both)
-    found = {
-        "distribution inputs": _error(mine.dist_inputs, theirs.dist_inputs),
-        "log-probabilities": _error(mine.logp, theirs.logp),
-        "values": _error(*(one.values(policy, seen, None if critic_size else state) for one in both)),
-        "drawn actions": _action_error(head, drawn[0].actions, drawn[1].actions),
-        "greedy actions": _action_error(head, *greedy),
-    }
-    states = [decision.state for decision in drawn]
-    if states[0] is not None and states[1] is not None:
-        found["states"] = _error(states[0], states[1])
-    return found
-
-
-def _random_rows(
-    head: ActionHead, obs_size: int, rng: np.random.Generator, dtype: npt.DTypeLike, brightest: int
-) -> tuple[Rows, Flags | None, Floats]:
-    obs: Rows = (
-        rng.integers(0, brightest, (_CHECK_ROWS, obs_size), np.uint8, endpoint=True)
-        if dtype == np.uint8
-        else rng.standard_normal((_CHECK_ROWS, obs_size), np.float32)
-    )
-    mask = None
-    if head.choices:
-        mask = rng.random((_CHECK_ROWS, head.mask_width)) < 0.7
-        mask[:, np.cumsum((0, *head.choices[:-1]))] = True
-    return obs, mask, head.sample_noise(rng, _CHECK_ROWS)
-
-
-def _error(found: Floats, wanted: Floats) -> float:
+def _error(pair: Iterable[Any], odd: int = 0) -> float:
+    """Return the largest relative error of a row, `odd` rows aside."""
+    found, wanted = pair
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return float("inf")
-    return float(np.max(np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))))
-
-
-def _action_error(head: ActionHead, found: Actions, wanted: Actions) -> float:
-    if head.kind == "gaussian" or found.shape != wanted.shape:
-        return _error(found, wanted)
-    if head.parts:
-        errors = (
-            _action_error(part.head, found[:, part.columns], wanted[:, part.columns]) for part in head.parts
-        )
-        return max(errors)
-    return float(np.count_nonzero(found != wanted) > _ODD_DRAWS)
+    errors = np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))
+    return float(np.sort(errors.reshape(len(errors), -1).max(1))[-1 - odd])
 
 
 def _inverse_cdf(logits: Tensor, draws: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class PolicySync:
         edited = {name: own for name, own in pipelines.items() if own.version != self._versions.get(name)}
         synced = synced_filters(self._policy_view.policies)
         filters = {
-            name: [(place, one.as_serializable()) for place, one in synced[name].items()]
+            name: [(place, one.copy()) for place, one in synced[name].items()]
             for name in sorted(self._moved)
             if name in pipelines
         }

@@ -19,7 +19,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.base_env import SINGLE_AGENT
-from menv.connectors.mean_std_filter import SyncedFilterAgentConnector
+from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.pipeline import PolicyConnectors, leaf_connectors, transfer_lives
 from menv.env_context import EnvContext, InputContext
 from menv.errors import ConfigError
@@ -297,13 +297,15 @@ def network_policies(policies: Mapping[str, Policy]) -> dict[str, NetworkPolicy]
     return {name: policy for name, policy in policies.items() if isinstance(policy, NetworkPolicy)}
 
 
-def synced_filters(policies: Mapping[str, Policy]) -> dict[str, dict[int, SyncedFilterAgentConnector]]:
+def synced_filters(
+    policies: Mapping[str, Policy],
+) -> dict[str, dict[int, MeanStdObservationFilterAgentConnector]]:
     """Return the filters with merged statistics of each policy, by their position among its agent connectors."""
     return {
         name: {
             position: one
             for position, one in enumerate(leaf_connectors(policy.agent_connectors))
-            if isinstance(one, SyncedFilterAgentConnector)
+            if isinstance(one, MeanStdObservationFilterAgentConnector)
         }
         for name, policy in network_policies(policies).items()
     }

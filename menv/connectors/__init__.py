@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from menv.connectors.mean_std_filter import (
         MeanStdObservationFilterAgentConnector as MeanStdObservationFilterAgentConnector,
     )
-    from menv.connectors.mean_std_filter import SyncedFilterAgentConnector as SyncedFilterAgentConnector
     from menv.connectors.obs_preprocessor import FlattenDataAgentConnector as FlattenDataAgentConnector
     from menv.connectors.obs_preprocessor import ObsPreprocessorConnector as ObsPreprocessorConnector
     from menv.connectors.pipeline import ActionConnectorPipeline as ActionConnectorPipeline

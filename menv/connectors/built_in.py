@@ -37,6 +37,7 @@ from menv.connectors.connector import (
     PolicyOutput,
     Stateless,
     columns_of,
+    is_final,
     keywords,
 )
 from menv.connectors.obs_preprocessor import MOST_COLUMNS, ObsPreprocessor
@@ -57,11 +58,6 @@ def owner_of(connector: Connector, data: AgentConnectorDataType | ActionConnecto
             f"{connector.name}: env_id {data.env_id!r}, agent_id {data.agent_id!r}, expected both; pass its ids"
         )
     return data.env_id, data.agent_id
-
-
-def is_final(data: Mapping[str, Any]) -> bool:
-    """Return whether the columns of an agent are those of the end of its episode."""
-    return bool(data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS))
 
 
 def _forget_env(known: dict[Key, Any], env_id: Hashable) -> None:
@@ -203,10 +199,9 @@ class FrameStackAgentConnector(AgentConnector):
             )
         self.num_frames = int(num_frames)
         self._channels: int | None = None
-        # [S, P, K * C] by slot, and whether its agent episode is new.
-        self._frames: Rows = np.zeros((0, 0, 0), np.float32)
-        self._fresh = np.ones(0, np.bool_)
-        self._by_agent: dict[Key, Rows] = {}
+        # [P, K * C] by slot, and by environment and agent.
+        self._by_slot: dict[Any, Rows] = {}
+        self._by_agent: dict[Any, Rows] = {}
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return the agent with its last observations in one row; a final one ends its agent episode here.
@@ -215,13 +210,10 @@ class FrameStackAgentConnector(AgentConnector):
             ContractError: env_id or agent_id is missing.
         """
         key, data = owner_of(self, ac_data), dict(columns_of(self, ac_data))
-        new = self._parts(np.ravel(np.asarray(data[SampleBatch.NEXT_OBS]))[None])
-        before = self._by_agent.pop(key, None)
-        stacked = self._repeated(new) if before is None else self._pushed(before, new)
-        data[SampleBatch.NEXT_OBS] = stacked.reshape(-1)
-        if not is_final(data):
-            # A copy, because later connectors may write into the array.
-            self._by_agent[key] = stacked.copy()
+        obs, over = np.ravel(np.asarray(data[SampleBatch.NEXT_OBS])), is_final(data)
+        data[SampleBatch.NEXT_OBS] = self._stacked(self._by_agent, [key], obs[None], over)[0]
+        if over:
+            self._by_agent.pop(key, None)
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
@@ -234,17 +226,7 @@ class FrameStackAgentConnector(AgentConnector):
             raise ContractError(
                 f"{self.name}: rows of unknown agents, expected their slots; call the policy by env and agent"
             )
-        new = self._parts(rows.array())
-        slots = rows.slots
-        self._widen(int(slots.max()) + 1, new.shape[1:], new.dtype)
-        stacked = self._pushed(self._frames[slots], new)
-        fresh = self._fresh[slots]
-        if fresh.any():
-            stacked[fresh] = self._repeated(new[fresh])
-        if not rows.final:
-            self._frames[slots] = stacked
-            self._fresh[slots] = False
-        rows.obs = stacked.reshape(len(stacked), -1)
+        rows.obs = self._stacked(self._by_slot, rows.slots.tolist(), rows.array(), rows.final)
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
         """Return the space and the width of stacked rows: images stay images."""
@@ -263,23 +245,18 @@ class FrameStackAgentConnector(AgentConnector):
         return gym.spaces.Box(-np.inf, np.inf, shape, np.float32), stacked
 
     def begin(self, slot: int) -> None:
-        if slot < len(self._fresh):
-            self._fresh[slot] = True
+        self._by_slot.pop(slot, None)
 
     def lives(self, slots: Sequence[int]) -> list[Any]:
-        """Return the frames of each slot, [P, K * C]."""
-        known = len(self._fresh)
-        return [None if slot >= known or self._fresh[slot] else self._frames[slot].copy() for slot in slots]
+        """Return the frames of each slot, [P, K * C], None where no agent episode has begun."""
+        return [self._by_slot.get(slot) for slot in slots]
 
     def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
         """Restore the frames that `lives` returned, on these slots."""
         for slot, frames in zip(slots, lives, strict=True):
-            if frames is None:
-                self.begin(slot)
-                continue
-            self._widen(slot + 1, (frames.shape[0], frames.shape[1] // self.num_frames), frames.dtype)
-            self._frames[slot] = frames
-            self._fresh[slot] = False
+            self.begin(slot)
+            if frames is not None:
+                self._by_slot[slot] = frames
 
     def reset(self, env_id: Any) -> None:
         _forget_env(self._by_agent, env_id)
@@ -287,27 +264,21 @@ class FrameStackAgentConnector(AgentConnector):
     def forget(self, env_id: Any, agent_id: Any) -> None:
         self._by_agent.pop((env_id, agent_id), None)
 
-    def _parts(self, rows: Rows) -> Rows:
-        """Return [R, P, C], where the C numbers stay adjacent."""
+    def _stacked(self, known: dict[Any, Rows], keys: Sequence[Any], obs: Rows, final: bool) -> Rows:
+        """Return R rows after those of their agent episodes in `known`, which keeps the new ones but at ends."""
         if self._channels is None:
             space = getattr(self.ctx, "observation_space", None)
             image = None if space is None else ObsPreprocessor(space).image
-            self._channels = rows.shape[1] if image is None else image[2]
-        return rows.reshape(len(rows), -1, self._channels)
-
-    def _repeated(self, new: Rows) -> Rows:
-        return np.tile(new, (1, 1, self.num_frames))
-
-    def _pushed(self, before: Rows, new: Rows) -> Rows:
-        return np.concatenate((before[:, :, new.shape[2] :], new), 2)
-
-    def _widen(self, slots: int, one: tuple[int, ...], dtype: Any) -> None:
-        """Make room for slots with frames [P, C]."""
-        if slots > len(self._fresh):
-            more = max(slots, 2 * len(self._fresh)) - len(self._fresh)
-            blank = np.zeros((more, one[0], one[1] * self.num_frames), dtype)
-            self._frames = np.concatenate((self._frames, blank)) if len(self._fresh) else blank
-            self._fresh = np.append(self._fresh, np.ones(more, np.bool_))
+            self._channels = obs.shape[1] if image is None else image[2]
+        # [R, P, C]: the C numbers of a place stay adjacent.
+        new = obs.reshape(len(obs), -1, self._channels)
+        first = np.tile(new, (1, 1, self.num_frames))
+        before = np.stack([known.get(key, own) for key, own in zip(keys, first, strict=True)])
+        stacked = np.concatenate((before[:, :, self._channels :], new), 2)
+        if not final:
+            # Copies, because later connectors may write into the array.
+            known.update(zip(keys, map(np.copy, stacked), strict=True))
+        return stacked.reshape(len(stacked), -1)
 
     def __deepcopy__(self, memo: Any) -> Self:
         """Return a copy without the state of agents."""
@@ -457,18 +428,13 @@ class EnvSamplingAgentConnector(Stateless, AgentConnector):
 
 
 class StateBufferConnector(Stateless, AgentConnector):
-    """Adds the last action (zeros at first), `state_out_0` and so on, and the last fetches to an agent's data.
-
-    Attributes:
-        memory: By (env, agent), state that `local_policy_inference` keeps until `reset`.
-    """
+    """Adds the last action (zeros at first), `state_out_0` and so on, and the last fetches to an agent's data."""
 
     at_ends = False
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._last: dict[Key, PolicyOutput] = {}
-        self.memory: dict[Key, Any] = {}
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return the agent with the policy's last output; a final observation ends the agent episode here.
@@ -493,11 +459,9 @@ class StateBufferConnector(Stateless, AgentConnector):
 
     def reset(self, env_id: Any) -> None:
         _forget_env(self._last, env_id)
-        _forget_env(self.memory, env_id)
 
     def forget(self, env_id: Any, agent_id: Any) -> None:
         self._last.pop((env_id, agent_id), None)
-        self.memory.pop((env_id, agent_id), None)
 
     def _first(self) -> PolicyOutput:
         space = flat_action_space(self.known("action_space"))

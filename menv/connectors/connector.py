@@ -115,18 +115,12 @@ class Connector:
         Raises:
             ContractError: A subclass does not define it.
         """
-        raise ContractError(
-            f"{self.name}.to_state: not defined, expected (name, parameters that JSON can hold); define to_state and "
-            "from_state in your class"
-        )
+        raise _undefined(type(self), "to_state")
 
     @classmethod
     def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
         """Return a connector with the parameters that `to_state` returned."""
-        raise ContractError(
-            f"{cls.__name__}.from_state: not defined, expected a connector; define to_state and from_state in your "
-            "class"
-        )
+        raise _undefined(cls, "from_state")
 
     def known(self, what: str) -> Any:
         """Return a required attribute of the context.
@@ -144,6 +138,10 @@ class Connector:
 
     def __str__(self) -> str:
         return self.name
+
+
+def _undefined(kind: type[Connector], method: str) -> ContractError:
+    return ContractError(f"{kind.__name__}.{method}: not defined; define it in your class")
 
 
 BUILT_IN = {
@@ -170,13 +168,11 @@ def register_connector(name: str, cls: type[Connector]) -> None:
     Raises:
         ConfigError: The name is taken, or `cls` is no subclass of Connector.
     """
-    if not (isinstance(cls, type) and issubclass(cls, Connector)):
+    if not (isinstance(cls, type) and issubclass(cls, Connector)) or not isinstance(name, str) or not name:
         raise ConfigError(
-            f"register_connector: {name!r} is {cls!r}, expected a subclass of AgentConnector or ActionConnector; "
-            "pass the class itself"
+            f"register_connector: {name!r} is {cls!r}, expected a name and a subclass of AgentConnector or "
+            "ActionConnector; pass the class itself"
         )
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"register_connector: {name!r}, expected a name that is not empty; pass a string")
     if name in _classes or name in BUILT_IN:
         raise ConfigError(
             f"register_connector: {name!r} is a registered connector already, expected a new name; choose another one"
@@ -374,17 +370,13 @@ class AgentRows:
 def _rewards(given: list[Any], connector: str) -> Column:
     """Return R rewards as a connector left them, as [R] float64."""
     for reward in given:
-        if not _is_finite(reward):
+        number = np.asarray(reward if isinstance(reward, np.ndarray | np.generic | int | float) else None)
+        if number.shape or number.dtype.kind not in "biuf" or not np.isfinite(number):
             raise ContractError(
                 f"{connector}: a reward is {reward!r}, expected a finite number, because it is learned from; return a "
                 "float"
             )
     return np.array(given, np.float64)
-
-
-def _is_finite(reward: object) -> bool:
-    number = np.asarray(reward if isinstance(reward, np.ndarray | np.generic | int | float) else None)
-    return number.shape == () and number.dtype.kind in "biuf" and bool(np.isfinite(number))
 
 
 def as_network_dtype(rows: Column, dtype: np.dtype[Any]) -> Column:
@@ -433,9 +425,7 @@ class ActionConnector(Connector):
 
     def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
         """Return the answer to one agent, transformed."""
-        raise ContractError(
-            f"{self.name}.transform: not defined, expected the agent's answer; define transform"
-        )
+        raise _undefined(type(self), "transform")
 
 
 class AgentConnector(Connector):
@@ -467,9 +457,7 @@ class AgentConnector(Connector):
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return one agent's data, transformed."""
-        raise ContractError(
-            f"{self.name}.transform: not defined, expected the agent's data; define transform or __call__"
-        )
+        raise _undefined(type(self), "transform")
 
     def over_rows(self, rows: AgentRows) -> None:
         """Transform a whole batch in place; what built-in connectors have beside `__call__`."""
@@ -505,6 +493,11 @@ class AgentConnector(Connector):
         """Called with the policy's output for an agent, before action connectors change it."""
 
 
+def is_final(data: Mapping[str, Any]) -> bool:
+    """Return whether the columns of an agent are those of the end of its episode."""
+    return bool(data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS))
+
+
 def columns_of(connector: Connector, ac_data: AgentConnectorDataType) -> Mapping[str, Any]:
     """Return the dict of an agent's data."""
     if not isinstance(ac_data.data, dict):
@@ -526,18 +519,11 @@ def register_lambda_agent_connector(name: str, fn: Callable[[Any], Any]) -> type
         ConfigError: The name is taken.
     """
 
-    class LambdaAgentConnector(Stateless, AgentConnector):
-        """Calls a function for each agent."""
+    def transform(self: AgentConnector, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, fn(columns_of(self, ac_data)))
 
-        def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-            data = fn(columns_of(self, ac_data))
-            if data is None:
-                raise ContractError(f"{name}: the function returned None, expected the data; return it")
-            return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
-
-    LambdaAgentConnector.__name__ = LambdaAgentConnector.__qualname__ = name
-    register_connector(name, LambdaAgentConnector)
-    return LambdaAgentConnector
+    made: type[AgentConnector] = _registered(name, AgentConnector, transform)
+    return made
 
 
 def register_lambda_action_connector(
@@ -553,18 +539,15 @@ def register_lambda_action_connector(
         ConfigError: The name is taken.
     """
 
-    class LambdaActionConnector(Stateless, ActionConnector):
-        """Calls a function for each answer."""
+    def transform(self: ActionConnector, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        output = fn(*ac_data.output)
+        return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)
 
-        def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
-            output: Any = fn(*ac_data.output)
-            if not isinstance(output, tuple) or len(output) != 3:
-                raise ContractError(
-                    f"{name}: the function returned {type(output).__name__}, expected (actions, states, fetches); "
-                    "put parentheses around the three in a lambda"
-                )
-            return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)
+    made: type[ActionConnector] = _registered(name, ActionConnector, transform)
+    return made
 
-    LambdaActionConnector.__name__ = LambdaActionConnector.__qualname__ = name
-    register_connector(name, LambdaActionConnector)
-    return LambdaActionConnector
+
+def _registered(name: str, base: type[Any], transform: Callable[..., Any]) -> Any:
+    made = type(name, (Stateless, base), {"transform": transform, "__doc__": "Calls a function."})
+    register_connector(name, made)
+    return made

@@ -6,9 +6,8 @@ each time the rows have doubled: within a fragment equal observations give equal
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, Self
 
 import gymnasium as gym
@@ -21,15 +20,15 @@ from menv.connectors.connector import (
     AgentRows,
     ConnectorContext,
     columns_of,
+    is_final,
     keywords,
 )
 from menv.connectors.obs_preprocessor import ObsPreprocessor
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
 
 Floats = npt.NDArray[np.float64]
-_KEYS = {"count", "mean", "squares"}
 
 
 class RunningMean:
@@ -72,26 +71,20 @@ class RunningMean:
     @classmethod
     def from_state(cls, state: Any) -> Self:
         """Return the object whose state this is; ConfigError if it is not a state."""
-        if not isinstance(state, Mapping) or state.keys() != _KEYS:
-            raise ConfigError(
-                f"statistics: expected a dict with {sorted(_KEYS)}; pass what to_state returned"
-            )
-        count, mean, squares = state["count"], state["mean"], state["squares"]
-        columns_fit = _numbers(mean) and _numbers(squares) and len(mean) == len(squares)
-        whole = isinstance(count, int) and not isinstance(count, bool) and count >= 0
-        if not whole or not columns_fit or any(square < 0 for square in squares) or (count and not mean):
+        try:
+            count, mean, squares = (np.array(state[key], np.float64) for key in ("count", "mean", "squares"))
+        except (TypeError, KeyError, ValueError, OverflowError):
+            count = mean = squares = np.full(1, np.nan)
+        fits = count.shape == () and count >= 0 and count % 1 == 0 and mean.ndim == 1
+        finite = np.isfinite(mean).all() and np.isfinite(squares).all()
+        if not (fits and mean.shape == squares.shape and finite and (squares >= 0).all()) or (
+            count and not mean.size
+        ):
             raise ConfigError(
                 "statistics: expected a count of at least 0, finite means and as many sums of squares, none of them "
                 "negative; pass what to_state returned"
             )
-        return cls(count, np.array(mean, np.float64), np.array(squares, np.float64))
-
-
-def _numbers(values: object) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        for value in values
-    )
+        return cls(int(count), mean, squares)
 
 
 Rows = npt.NDArray[Any]
@@ -142,36 +135,7 @@ class FilterStatistics:
         self.apply()
 
 
-class SyncedFilterAgentConnector(AgentConnector):
-    """Base of connectors whose statistics are merged across processes that sample."""
-
-    def apply_changes(self, other: Any, with_buffer: bool = False) -> None:
-        """Add the rows of another filter since its `reset_state`."""
-        raise self._undefined("apply_changes")
-
-    def copy(self) -> Self:
-        """Return an independent copy."""
-        raise self._undefined("copy")
-
-    def sync(self, other: Any) -> None:
-        """Copy another filter's statistics."""
-        raise self._undefined("sync")
-
-    def reset_state(self) -> None:
-        """Clear the rows since the last call; the statistics stay."""
-        raise self._undefined("reset_state")
-
-    def as_serializable(self) -> Self:
-        """Return a filter that can be sent to another process."""
-        return self.copy()
-
-    def _undefined(self, method: str) -> ContractError:
-        return ContractError(
-            f"{self.name}.{method}: not defined, expected that of a filter; define it in your subclass"
-        )
-
-
-class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
+class MeanStdObservationFilterAgentConnector(AgentConnector):
     """Subtracts the running mean and divides by the running standard deviation.
 
     Statistics grow only in training, and of trained policies; in evaluation they are frozen. A copy for evaluation
@@ -198,7 +162,6 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
             raise ConfigError(f"{self.name}: clip={clip}, expected a positive number or None; choose one")
         self.demean, self.destd = demean, destd
         self.clip = None if clip is None else float(clip)
-        self._limits = np.float32(-(self.clip or 0.0)), np.float32(self.clip or 0.0)
         self._applied = FilterStatistics(RunningMean(), RunningMean())
 
     @property
@@ -222,14 +185,11 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return the agent with its observation filtered; the statistics grow in training."""
-        data = dict(columns_of(self, ac_data))
-        for key in (SampleBatch.OBS, SampleBatch.NEXT_OBS):
-            if data.get(key) is not None:
-                obs = np.asarray(data[key], np.float32)
-                over = bool(data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS))
-                rows = AgentRows(obs.reshape(1, -1), terminated=over, learning=True)
-                self.over_rows(rows)
-                data[key] = rows.obs.reshape(obs.shape)
+        data = columns_of(self, ac_data)
+        obs = np.asarray(data[SampleBatch.NEXT_OBS], np.float32)
+        rows = AgentRows(obs.reshape(1, -1), terminated=is_final(data), learning=True)
+        self.over_rows(rows)
+        data = {**data, SampleBatch.NEXT_OBS: rows.obs.reshape(obs.shape)}
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
@@ -249,7 +209,7 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
             taken = apart if rows.over is None else apart[~rows.over]
             wide = taken.astype(np.float64)
             # A product with ones is the quickest sum over rows.
-            ones = _ones(len(wide))
+            ones = np.ones(len(wide))
             squares = ones @ (wide * wide)
             if not math.isfinite(squares @ squares):
                 row = int(np.argmin(np.isfinite(obs).all(1)))
@@ -269,9 +229,7 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         if self.destd:
             out = out * applied.scale
         if self.clip is not None:
-            least, most = self._limits
-            out = np.maximum(out, least)
-            np.minimum(out, most, out=out)
+            out = np.minimum(np.maximum(out, np.float32(-self.clip)), np.float32(self.clip))
         rows.obs = out
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
@@ -318,8 +276,9 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         self._applied.apply()
 
     def copy(self) -> Self:
-        copied = type(self)(self.ctx, self.demean, self.destd, self.clip)
-        copied.is_training = self.is_training
+        """Return an independent copy."""
+        copied = copy.deepcopy(self)
+        copied._applied = FilterStatistics(RunningMean(), RunningMean())
         copied.sync(self)
         return copied
 
@@ -335,6 +294,7 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         mine.apply()
 
     def reset_state(self) -> None:
+        """Clear the rows since the last call; the statistics stay."""
         self._applied.settle()
         self._applied.buffer = RunningMean()
 
@@ -366,8 +326,3 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         made = cls(ctx, **values)
         made._applied = FilterStatistics(*found)
         return made
-
-
-@lru_cache(8)
-def _ones(count: int) -> npt.NDArray[np.float64]:
-    return np.ones(count)

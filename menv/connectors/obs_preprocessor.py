@@ -7,7 +7,6 @@ mask; for a group of agents, a Tuple of such Dicts or Tuples, it is the masks of
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -25,6 +24,7 @@ from menv.connectors.connector import (
     AgentRows,
     Stateless,
     columns_of,
+    is_final,
     single,
 )
 from menv.errors import ConfigError
@@ -35,7 +35,6 @@ from menv.spaces import (
     Stacker,
     bounds,
     flat_mask,
-    open_mask,
     parts_of,
     paths,
     why_out_of_bounds,
@@ -50,9 +49,6 @@ _IN_PARTS = {tuple, dict, type(None)}
 _ROW = np.dtype(np.float32)
 # Flattened unchanged; choices become flags.
 _BOUNDED = gym.spaces.Box | gym.spaces.MultiBinary
-# Rows that are compared with their bounds at once, fewer if they are wide.
-_TILE = 64
-_TILED = 1 << 16
 _MOST = np.finfo(np.float32).max
 # A quarter of a GiB; no layer of a network behind so many fits into memory.
 MOST_COLUMNS = 1 << 23
@@ -124,16 +120,9 @@ class ObsPreprocessor:
         pixels = box is not None and image is not None and box.dtype == np.uint8
         self.dtype = np.dtype(np.uint8) if pixels else _ROW
         low, high = self._bounds = self._flat_bounds()
-        self._tile = max(1, min(_TILE, _TILED // max(self.size, 1)))
         self._any_byte = pixels and not low.any() and bool((high == 255).all())
         flat = isinstance(space, gym.spaces.Box) and space.dtype == _ROW and len(space.shape) == 1
         self._row_shape = space.shape if flat else None
-
-    @functools.cached_property
-    def _tiled_bounds(self) -> tuple[Rows, Rows]:
-        """The bounds of `_tile` rows; lazy, because many preprocessors never check a row."""
-        low, high = self._bounds
-        return np.tile(low, self._tile), np.tile(high, self._tile)
 
     def _collect(self, space: gym.Space[Any], keys: tuple[Any, ...]) -> None:
         parts = parts_of(space)
@@ -251,18 +240,6 @@ class ObsPreprocessor:
             raise OutsideSpaceError(*bad)
         return rows, mask
 
-    def with_choices(self, obs: Any) -> Any:
-        """Return an observation whose empty masks, as after the last action, allow everything."""
-        for leaf in self.mask_leaves:
-            try:
-                self._mask_of(leaf, [obs], final=False)
-            except OutsideSpaceError:
-                obs = _opened(obs, leaf.keys)
-            except (KeyError, TypeError, IndexError):
-                # `__call__` reports a wrong structure.
-                return obs
-        return obs
-
     def _structure_error(self, obs: Sequence[Any] | Array, error: Exception) -> Exception:
         for row, element in enumerate(obs):
             why = why_outside(self.space, element)
@@ -284,21 +261,11 @@ class ObsPreprocessor:
                     low[columns], high[columns] = (bound.reshape(-1) for bound in bounds(leaf.space))
         return (low, high) if self.dtype != _ROW else (np.maximum(low, -_MOST), np.minimum(high, _MOST))
 
-    def _all_inside(self, rows: Rows) -> bool:
-        low, high = self._bounds
-        tile = self._tile
-        tiled = len(rows) - len(rows) % tile
-        # Comparing many rows at once is ten times as fast as one row at a time.
-        tiles, rest = rows[:tiled].reshape(tiled // tile, tile * self.size), rows[tiled:]
-        least, most = self._tiled_bounds
-        return bool(((tiles >= least) & (tiles <= most)).all() and ((rest >= low) & (rest <= high)).all())
-
     def why_bad_row(self, rows: Rows) -> tuple[int, str] | None:
         """Return the first row with a value outside its bounds (NaN included) and why, or None."""
-        if self._any_byte:
-            return None
         low, high = self._bounds
-        if self._all_inside(rows):
+        # Reductions keep NaN, which is outside of all bounds.
+        if self._any_byte or not rows.size or ((rows.min(0) >= low) & (rows.max(0) <= high)).all():
             return None
         row = int(np.argwhere(~((rows >= low) & (rows <= high)))[0][0])
         for leaf in self.leaves:
@@ -372,15 +339,6 @@ def _parts_at(obs: Sequence[Any] | Array, keys: tuple[Any, ...]) -> Sequence[Any
     return obs
 
 
-def _opened(element: Any, keys: tuple[Any, ...]) -> Any:
-    if not keys:
-        return open_mask(element)
-    own = _opened(element[keys[0]], keys[1:])
-    if isinstance(element, tuple):
-        return (*element[: keys[0]], own, *element[keys[0] + 1 :])
-    return {**element, keys[0]: own}
-
-
 def _fill(out: Rows, values: Sequence[Any] | Array, leaf: Leaf) -> None:
     space = leaf.space
     stacked = leaf.stack(values)
@@ -401,7 +359,6 @@ def _fill(out: Rows, values: Sequence[Any] | Array, leaf: Leaf) -> None:
         out[:] = stacked.reshape(len(stacked), -1)
 
 
-_OBS = (SampleBatch.OBS, SampleBatch.NEXT_OBS)
 _LEFT_ALONE = (SampleBatch.INFOS, SampleBatch.ACTIONS, MASK)
 
 
@@ -425,7 +382,7 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
         return self._made
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        """Return the agent with `obs` and `new_obs`, where there are any, as flat arrays.
+        """Return the agent with `new_obs` as a flat array.
 
         An action mask in the observation is in `data["action_mask"]` after it.
 
@@ -433,13 +390,10 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
             OutsideSpaceError: An observation is outside the space.
         """
         data = dict(columns_of(self, ac_data))
-        final = bool(data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS))
-        for key in _OBS:
-            if data.get(key) is not None:
-                rows, mask = self._checked([single(data[key])], final)
-                data[key] = rows[0]
-                if mask is not None:
-                    data[MASK] = mask[0]
+        rows, mask = self._checked([single(data[SampleBatch.NEXT_OBS])], is_final(data))
+        data[SampleBatch.NEXT_OBS] = rows[0]
+        if mask is not None:
+            data[MASK] = mask[0]
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:

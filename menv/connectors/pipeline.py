@@ -477,15 +477,3 @@ def transfer_lives(
     """Copy the state of slots to a pipeline's replacement, for the connectors that both have."""
     for before, after in zip(_stacks(pipeline), _stacks(successor), strict=False):
         after.take_lives(slots, before.lives(slots))
-
-
-def match_kinds(kinds: Sequence[type], successors: Sequence[type]) -> list[int | None]:
-    """Return for each successor the index of its first unmatched equal in `kinds`; None without one."""
-    left = [*enumerate(kinds)]
-    found: list[int | None] = []
-    for kind in successors:
-        pair = next((pair for pair in left if pair[1] is kind), None)
-        if pair is not None:
-            left.remove(pair)
-        found.append(None if pair is None else pair[0])
-    return found

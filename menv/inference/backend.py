@@ -209,44 +209,33 @@ def all_finite(outputs: Floats, *, choices: bool) -> bool:
     except for numbers beyond 1e19.
     """
     # Other products warn of overflow.
-    return math.isfinite(np.vdot(outputs, outputs)) or not non_finite_rows(outputs, choices=choices).any()
-
-
-def non_finite_rows(outputs: Floats, *, choices: bool) -> Flags:
-    """Return [R] where rows [R, n] hold NaN or infinity; a choice may have -inf, as long as another has not."""
-    finite = np.isfinite(outputs.max(1)) if choices else np.isfinite(outputs).all(1)
-    return np.logical_not(finite)
+    if math.isfinite(np.vdot(outputs, outputs)):
+        return True
+    # A choice may have -inf, as long as another has not.
+    return bool(np.isfinite(outputs.max(1) if choices else outputs).all())
 
 
 def non_finite_error(
-    backend: ActingBackend,
-    policy_ids: Sequence[str],
-    which: Which,
-    obs: Rows,
-    mask: Flags | None = None,
-    state: Floats | None = None,
+    backend: ActingBackend, policy_ids: Sequence[str], which: Which, obs: Rows
 ) -> ContractError:
     """Return the error for a decision that is not `is_finite`; the cause is only searched for here.
 
-    `which` is [R] or one policy index, obs [R, F] the network's input, state [R, S] the one before it.
+    `which` is [R] or one policy index, obs [R, F] the network's input.
     """
-    of_rows = np.broadcast_to(np.asarray(which), (len(obs),))
-    for index in np.unique(of_rows).tolist():
-        rows = np.flatnonzero(of_rows == index)
-        row = _first_non_finite_row(backend, index, obs, mask, state, rows)
+    asked = np.unique(np.asarray(which)).tolist()
+    for index in asked:
         name = not_finite(backend.get_weights(index))
-        if row is None and name is None:
-            continue
-        where = f"policy {policy_ids[index]!r}: its network gives no finite numbers to choose an action by"
         if name is not None:
-            return ContractError(f"{where}: weight {name}, expected finite ones; {ADVICE}")
-        assert row is not None
-        return ContractError(f"{where}: {_why_with_finite_weights(backend.get_weights(index), obs[row])}")
-    # The sampled action itself overflowed: a standard deviation that no float32 can hold.
-    first = policy_ids[int(of_rows[0])]
+            return ContractError(
+                f"policy {policy_ids[index]!r}: its network gives no finite numbers to choose an action by: weight "
+                f"{name}, expected finite ones; {ADVICE}"
+            )
+    names = ", ".join(repr(policy_ids[index]) for index in asked)
+    shown = float(np.abs(obs.astype(np.float64)).max(initial=0.0))
     return ContractError(
-        f"policy {first!r}: an action that it samples is not finite, expected a number; its log_std has grown without "
-        f"bounds: {ADVICE}"
+        f"policy {names}: its network gives no finite numbers to choose an action by, though its weights are finite; "
+        f"what it is shown is at most {shown:.3g}, expected finite observations, and no division by zero, logarithm of "
+        f"0 or overflow behind them; fix a connector or a custom_model, scale observations, or {ADVICE}"
     )
 
 
@@ -294,30 +283,3 @@ def _not_finite(value: npt.ArrayLike) -> np.float32 | None:
 def as_text(number: float | np.floating[Any]) -> str:
     """Return a non-finite number as messages write it."""
     return "NaN" if math.isnan(number) else f"{float(number)}"
-
-
-def _first_non_finite_row(
-    backend: ActingBackend, index: int, obs: Rows, mask: Flags | None, state: Floats | None, rows: Array
-) -> int | None:
-    """Return the first of some rows for which a policy's distribution inputs are not finite, None if they all are."""
-    head = backend.head
-    actions = np.zeros((len(rows), *head.action_shape), head.action_dtype)
-    allowed, before = None if mask is None else mask[rows], None if state is None else state[rows]
-    inputs = backend.evaluate(index, obs[rows], allowed, actions, before).dist_inputs
-    broken = np.flatnonzero(non_finite_rows(inputs, choices=bool(head.choices)))
-    return int(rows[broken[0]]) if len(broken) else None
-
-
-def _why_with_finite_weights(weights: Mapping[str, Array], row: Array) -> str:
-    if row.dtype.kind == "f" and not np.isfinite(row).all():
-        place = int(np.argmin(np.isfinite(row)))
-        return (
-            f"number {place} of the {len(row)} that it is shown is {as_text(row[place])}, expected finite "
-            "ones; fix the observation, or the connector that made it"
-        )
-    largest = max((float(np.abs(value).max(initial=0.0)) for value in weights.values()), default=0.0)
-    shown = float(np.abs(row.astype(np.float64)).max(initial=0.0))
-    return (
-        f"its weights are finite (at most {largest:.3g}) and so is what it is shown (at most {shown:.3g}), expected no "
-        f"division by zero, logarithm of 0 or overflow in between; fix a custom_model, scale observations, or {ADVICE}"
-    )

@@ -8,9 +8,7 @@ back-end.
 from __future__ import annotations
 
 import functools
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +29,7 @@ from menv.connectors.connector import (
     AgentConnectorsOutput,
     PolicyOutput,
     as_network_dtype,
+    is_final,
 )
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import (
@@ -60,7 +59,7 @@ from menv.migration_hints import old_arguments
 from menv.policy import Policy, one_row, parts_given
 from menv.sample_batch import SampleBatch
 from menv.serialization import path_given, writing
-from menv.spaces import OutsideSpaceError, has_order
+from menv.spaces import OutsideSpaceError
 
 
 @dataclass(eq=False)
@@ -168,19 +167,6 @@ def locked(
     return alone
 
 
-_POLICIES: weakref.WeakSet[NetworkPolicy] = weakref.WeakSet()
-
-
-def _renew() -> None:
-    # In a forked process other threads, which may hold locks, are gone.
-    for policy in list(_POLICIES):
-        policy.turn = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
-
-
 class ComputedAction(NamedTuple):
     """The actions of a policy on R observations, with everything that a learner needs of them.
 
@@ -210,7 +196,7 @@ class NetworkPolicy(Policy):
         index: Its index in the group.
         seed: Of actions sampled outside the sampler.
         explore: Whether `compute_actions` and `answer_agents` sample actions unless they are passed `explore`.
-        turn: Lock that its methods hold; new, and free, in a pickle, in a copy and in a forked process.
+        turn: Lock that its methods hold; new, and free, in a pickle and in a copy.
     """
 
     stock = True
@@ -231,7 +217,6 @@ class NetworkPolicy(Policy):
         self._key = rng.key(seed, rng.stable_hash(self.policy_id))
         self._calls = 0
         self.turn = threading.RLock()
-        _POLICIES.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_version": None, "_path": None, "turn": None}
@@ -239,7 +224,6 @@ class NetworkPolicy(Policy):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.turn = threading.RLock()
-        _POLICIES.add(self)
 
     @property
     def agent_connectors(self) -> AgentConnectorPipeline:
@@ -268,11 +252,6 @@ class NetworkPolicy(Policy):
         Raises:
             ContractError: An observation is outside the policy's space, or a state does not fit.
         """
-        if not has_order(obs_batch):
-            raise ContractError(
-                f"policy {self.policy_id!r}: obs_batch is a {type(obs_batch).__name__}, expected a list of "
-                "observations; pass [obs] for one"
-            )
         obs, mask = self._rows(obs_batch)
         state = self._state(state_batches, len(obs))
         decision = self._decision(obs, mask, self._noise_for(explore, len(obs)), state)
@@ -425,7 +404,7 @@ class NetworkPolicy(Policy):
             rows = {SampleBatch.OBS: obs[row], **({} if mask is None else {MASK: mask[row]})}
             whose = (agent.env_id, agent.agent_id, {**inputs[row], **rows})
             after, fetches = [part[row] for part in states], {"action_logp": logp[row]}
-            if not (inputs[row].get(SampleBatch.TERMINATEDS) or inputs[row].get(SampleBatch.TRUNCATEDS)):
+            if not is_final(inputs[row]):
                 # The answer to a final observation must not become state of the next agent episode.
                 own.agent.on_policy_output(
                     ActionConnectorDataType(*whose, (decision.actions[row], after, fetches))
@@ -530,7 +509,7 @@ class NetworkPolicy(Policy):
         networks = self.networks
         decision = networks.backend.decide(obs, mask, noise, self.index, state)
         if not decision.is_finite:
-            raise non_finite_error(networks.backend, networks.policy_ids, self.index, obs, mask, state)
+            raise non_finite_error(networks.backend, networks.policy_ids, self.index, obs)
         return decision
 
     @property
@@ -563,27 +542,19 @@ class NetworkPolicy(Policy):
         sizes = self.networks.state_sizes
         if not sizes:
             return None
-        if state_batches is None:
+        parts = [] if state_batches is None else parts_given(f"policy {self.policy_id!r}", state_batches)
+        if not parts:
             return np.zeros((rows, sum(sizes)), np.float32)
-        parts_given(f"policy {self.policy_id!r}", state_batches)
-        if not len(state_batches):
-            return np.zeros((rows, sum(sizes)), np.float32)
-        found = [np.shape(part) for part in state_batches]
-        if found != [(rows, size) for size in sizes]:
+        found = [np.shape(part) for part in parts]
+        wanted = [(rows, size) for size in sizes]
+        if found != wanted or any(
+            np.asarray(part).dtype.kind not in "biuf" or np.isnan(part).any() for part in parts
+        ):
             raise ContractError(
-                f"policy {self.policy_id!r}: states of shapes {found}, expected {[(rows, size) for size in sizes]}; "
-                "pass the states that compute_actions returned, one row for each observation"
+                f"policy {self.policy_id!r}: states of shapes {found}, expected numbers of shapes {wanted}; pass the "
+                "states that compute_actions returned, one row for each observation, or policy.get_initial_state()"
             )
-        parts = [np.asarray(part) for part in state_batches]
-        for place, part in enumerate(parts):
-            numbers = part.dtype.kind in "biuf"
-            if not numbers or np.isnan(part).any():
-                raise ContractError(
-                    f"policy {self.policy_id!r}: part {place} of the state "
-                    f"{'holds NaN' if numbers else f'is an array of {part.dtype}'}, expected numbers; pass what was "
-                    "returned for the observation before, or policy.get_initial_state()"
-                )
-        return np.concatenate([part.astype(np.float32) for part in parts], 1)
+        return np.concatenate([np.asarray(part, np.float32) for part in parts], 1)
 
     def _parts(self, state: Floats) -> list[Floats]:
         return np.split(state, np.cumsum(self.networks.state_sizes)[:-1], 1)

@@ -155,54 +155,30 @@ class BoundSession:
         lanes: PolicyBatches | None = None,
         state: Floats | None = None,
     ) -> Decision:
-        """Return the decision on R rows, in new arrays; the arguments are those of `load`."""
-        self.load(obs, mask, noise, lanes, state)
-        self._run()
-        inputs = None if self._inputs is None else self._inputs.copy()
-        after = None if self._after is None else self._after.copy()
-        return Decision(self._answer.copy(), inputs, after, self._is_finite())
-
-    def load(
-        self,
-        obs: Rows,
-        mask: Flags | None,
-        noise: Floats | None,
-        lanes: PolicyBatches | None = None,
-        state: Floats | None = None,
-    ) -> None:
-        """Copy the inputs of R rows.
+        """Return the decision on R rows, in new arrays.
 
         obs is [R, F] with any strides, mask [R, choices], noise [R, width] and state [R, S] as the graph has them,
         `lanes` where the rows are computed, None if the graph is of one policy.
         """
-        if self._state.size:
-            self._load_state(state, lanes)
-        # Assignment alone would silently convert types and broadcast columns.
-        if obs.shape != self._obs_shape or obs.dtype != self._obs_dtype:
-            raise _unfit("obs", obs, self._obs_shape, self._obs_dtype)
-        if lanes is None:
-            self._obs[...] = obs
-        else:
-            lanes.put(obs, self._obs)
+        obs = _fitting("obs", obs, self._obs_shape, self._obs_dtype)
+        state = _fitting("state", state, self._state_shape, _FLOAT) if self._state.size else None
+        if mask is not None:
+            self._mask[...] = _fitting("mask", mask, self._mask_shape, _FLAG)
+        if self._draws:
+            self._noise[...] = _fitting("noise", noise, self._noise_shape, _FLOAT)
+        if lanes is not None:
             self._pick[...] = lanes.places
             if self._which.size:
                 self._which[...] = lanes.which
-        if mask is not None:
-            if mask.shape != self._mask_shape or mask.dtype != _FLAG:
-                raise _unfit("mask", mask, self._mask_shape, _FLAG)
-            self._mask[...] = mask
-        if self._draws:
-            if noise is None or noise.shape != self._noise_shape or noise.dtype != _FLOAT:
-                raise _unfit("noise", noise, self._noise_shape, _FLOAT)
-            self._noise[...] = noise
-
-    def _load_state(self, state: Floats | None, lanes: PolicyBatches | None) -> None:
-        if state is None or state.shape != self._state_shape or state.dtype != _FLOAT:
-            raise _unfit("state", state, self._state_shape, _FLOAT)
-        if lanes is None:
-            self._state[...] = state
-        else:
-            lanes.put(state, self._state)
+        for rows, buffer in ((obs, self._obs), (state, self._state)):
+            if lanes is not None and rows is not None:
+                lanes.put(rows, buffer)
+            elif rows is not None:
+                buffer[...] = rows
+        self._run()
+        inputs = None if self._inputs is None else self._inputs.copy()
+        after = None if self._after is None else self._after.copy()
+        return Decision(self._answer.copy(), inputs, after, self._is_finite())
 
 
 MOST_MEMORY = 1 << 29
@@ -278,19 +254,20 @@ def _finite_check(outputs: Mapping[str, npt.NDArray[Any]]) -> Callable[[], bool]
     return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
 
 
-def _unfit(
+def _fitting(
     name: str, given: npt.NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> ConfigError:
-    found = "missing" if given is None else f"{given.dtype} {list(given.shape)}"
-    return ConfigError(
-        f"OnnxBackend: {name} is {found}, expected {dtype} {list(shape)}; convert it before acting"
-    )
+) -> npt.NDArray[Any]:
+    """Return rows, or refuse those that assignment would silently convert or broadcast."""
+    if given is None or given.shape != shape or given.dtype != dtype:
+        found = "missing" if given is None else f"{given.dtype} {list(given.shape)}"
+        raise ConfigError(
+            f"OnnxBackend: {name} is {found}, expected {dtype} {list(shape)}; convert it before acting"
+        )
+    return given
 
 
 WhichPolicies = npt.NDArray[np.int64]
 
-# Rows of two policies get lanes at once if this many times as many rows exceed the spare ones.
-_FEW = 6
 # Sorting costs as much as this many runs, and pays for rows that have come this often.
 _SORTING = 2
 _STEADY = 3
@@ -310,36 +287,6 @@ class PolicyBatches:
     places: WhichPolicies
     depth: int = 0
 
-    @classmethod
-    def of_all(cls, which: WhichPolicies) -> PolicyBatches:
-        """Return places for one lane of all rows: more to compute, nothing to sort."""
-        places = which * len(which)
-        places += np.arange(len(which))
-        return cls(which, places)
-
-    @classmethod
-    def of_own(cls, which: WhichPolicies, counts: npt.NDArray[np.int64]) -> PolicyBatches:
-        """Return one lane for each policy with its own rows, of which there are `counts` [P]."""
-        depth = depth_for(counts)
-        order = np.argsort(which, kind="stable")
-        ahead = np.arange(len(counts)) * depth - (np.cumsum(counts) - counts)
-        places = np.empty(len(which), np.int64)
-        places[order] = np.arange(len(which)) + np.repeat(ahead, counts)
-        return cls(which, places, depth)
-
-    @classmethod
-    def of_two(cls, which: WhichPolicies) -> PolicyBatches | None:
-        """Return the lanes of two policies, without sorting; None if there is a row of a third one."""
-        rows, own = len(which), which.nonzero()[0]
-        seconds, before = len(own), which.cumsum()
-        # n nonzero integers whose sum and whose sum of squares are n are all 1.
-        if before.item(-1) != seconds or which.dot(which) != seconds:
-            return None
-        depth = depth_for(np.array((rows - seconds, seconds)))
-        places = np.arange(rows) - before
-        places[own] = np.arange(depth, depth + seconds)
-        return cls(which, places, depth)
-
     def put(self, rows: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
         """Copy rows [R, N] into the lanes [P, depth, N], whose other rows stay, or into [1, R, N]."""
         if self.depth:
@@ -354,17 +301,6 @@ class PolicyBatches:
         lanes = np.zeros((policies, self.depth, rows.shape[1]), rows.dtype)
         self.put(rows, lanes)
         return lanes
-
-
-def depth_for(counts: npt.NDArray[np.int64]) -> int:
-    """Return the depth of lanes for `counts` [P] rows, in steps of an eighth to a quarter.
-
-    So counts that vary a little share their buffers.
-    """
-    # ONNX Runtime rounds batches of one row differently.
-    most = max(int(np.maximum.reduce(counts)), 2)
-    step = 1 << max(0, most.bit_length() - 3)
-    return -(-most // step) * step
 
 
 class PolicyBatchLayout:
@@ -384,63 +320,51 @@ class PolicyBatchLayout:
     def lanes_of(self, which: WhichPolicies) -> PolicyBatches | None:
         """Return where rows of several policies are computed together; None where one run per policy costs less.
 
-        Rows are only sorted if they are many, or if the same read-only array comes again, as the rollout loop passes it
-        while the same agents wait.
+        A read-only `which` is the same array while the same agents wait.
         """
-        if which is self._which and not which.flags.writeable:
-            self._times += 1
-            if self._times == _STEADY:
-                self._lanes = self._sorted(which, steady=True)
-            return self._lanes
-        self._which, self._times = which, 0
-        if self._policies == 2 and _FEW * len(which) > self._spare_rows:
-            self._lanes = self._of_two(which)
-            if self._lanes is not None:
-                return self._lanes
-        few = (self._policies - 1) * len(which) <= self._spare_rows
-        self._lanes = None if few else self._sorted(which, steady=False)
-        # Every policy computes all rows where that costs less than sorting, or than one run per policy.
-        if few or (self._lanes is None and self._all_pay(which)):
-            self._lanes = PolicyBatches.of_all(which)
+        self._times = self._times + 1 if which is self._which and not which.flags.writeable else 0
+        if self._times in (0, _STEADY):
+            self._which, self._lanes = which, self._planned(which, sorts=self._times > 0)
         return self._lanes
 
-    def _all_pay(self, which: WhichPolicies) -> bool:
-        """Return whether computing all rows for every policy costs less than one run per policy that has rows.
-
-        Most policies may have none: past versions of one that learns, or removed ones.
-        """
-        rows = len(which)
-        if rows > self._spare_rows:
-            return False
-        runs = len(set(which.tolist())) - 1 + _SORTING
-        return (self._policies - 1) * rows <= self._spare_rows * runs
-
-    def _of_two(self, which: WhichPolicies) -> PolicyBatches | None:
-        # With more rows the lanes cost more than another run, however well they are filled.
-        if len(which) > 4 * self._spare_rows:
+    def _planned(self, which: WhichPolicies, *, sorts: bool) -> PolicyBatches | None:
+        rows, spare = len(which), self._spare_rows
+        # Computed in vain if every policy computes all rows, which takes no sorting.
+        others = (self._policies - 1) * rows
+        if (sorts or others > spare) and (sorts or self._policies - 1 > _SORTING):
+            lanes = self._sorted(which, 0 if sorts else _SORTING)
+            if lanes is not None:
+                return lanes
+        # Most policies may have no rows: past versions of one that learns, or removed ones.
+        if others > spare and (rows > spare or others > spare * (len(set(which.tolist())) - 1 + _SORTING)):
             return None
-        lanes = PolicyBatches.of_two(which)
-        if lanes is None:
-            return None
-        return lanes if self._spare(which, lanes.depth) <= min(len(which), self._spare_rows) else None
+        places = which * rows
+        places += np.arange(rows)
+        return PolicyBatches(which, places)
 
-    def _spare(self, which: WhichPolicies, depth: int) -> int:
-        """Return by how many rows lanes cost more than one run per policy; a row in a lane costs 5/4."""
-        return self._policies * depth - len(which) + len(which) // 4
-
-    def _sorted(self, which: WhichPolicies, *, steady: bool) -> PolicyBatches | None:
-        if not self._spare_rows or not (steady or self._policies - 1 > _SORTING):
-            return None
+    def _sorted(self, which: WhichPolicies, cost: int) -> PolicyBatches | None:
+        """Return one lane for each policy with its own rows, None if that costs more; `cost` in runs."""
         if np.minimum.reduce(which) < 0 or np.maximum.reduce(which) >= self._policies:
             return None
         counts = np.bincount(which, minlength=self._policies)
-        spare = self._spare(which, depth_for(counts))
-        runs = max(1, int(np.count_nonzero(counts)) - 1) - (0 if steady else _SORTING)
-        return PolicyBatches.of_own(which, counts) if spare <= self._spare_rows * runs else None
+        # ONNX Runtime rounds batches of one row differently.
+        most = max(int(np.maximum.reduce(counts)), 2)
+        # In steps of an eighth to a quarter, so that counts that vary a little share their buffers.
+        step = 1 << max(0, most.bit_length() - 3)
+        depth = -(-most // step) * step
+        # A row in a lane costs 5/4.
+        wasted = self._policies * depth - len(which) + len(which) // 4
+        if wasted > self._spare_rows * (max(1, int(np.count_nonzero(counts)) - 1) - cost):
+            return None
+        order = np.argsort(which, kind="stable")
+        ahead = np.arange(len(counts)) * depth - (np.cumsum(counts) - counts)
+        places = np.empty(len(which), np.int64)
+        places[order] = np.arange(len(which)) + np.repeat(ahead, counts)
+        return PolicyBatches(which, places, depth)
 
 
 class WeightStacks:
-    """The weights of P policies of one architecture: an array [P, ...] for each name.
+    """The weights of P policies of one architecture: an array [P, ...] for each name, which `put` writes into.
 
     Attributes:
         shapes: Shapes of one policy's weights, by sorted name.
@@ -450,8 +374,7 @@ class WeightStacks:
     def __init__(self, weights: Sequence[Weights]) -> None:
         self.shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
         self.policies = 0
-        # [at least P, ...]: with room for more, so that adding a policy does not copy the others each time.
-        self._room = {name: np.empty((0, *shape), np.float32) for name, shape in self.shapes.items()}
+        self._stacks = {name: np.empty((0, *shape), np.float32) for name, shape in self.shapes.items()}
         self.append(weights)
 
     @property
@@ -463,30 +386,23 @@ class WeightStacks:
         return name in self.shapes
 
     def __getitem__(self, name: str) -> Floats:
-        """Return the [P, ...] weights of a name; `put` writes to them until a policy is appended."""
-        return self._room[name][: self.policies]
+        return self._stacks[name]
 
     def append(self, weights: Sequence[Weights]) -> None:
         """Copy in the weights of more policies; a name or shape that differs is a ConfigError, here and in `put`."""
         checked = [self._checked(one) for one in weights]
-        first, end = self.policies, self.policies + len(checked)
-        for name, room in self._room.items():
-            if end > len(room):
-                # Untouched memory costs nothing.
-                self._room[name] = np.empty((max(end, 2 * len(room)), *self.shapes[name]), np.float32)
-                self._room[name][:first] = room[:first]
-            for place, one in enumerate(checked, first):
-                self._room[name][place] = one[name]
-        self.policies = end
+        for name, stack in self._stacks.items():
+            self._stacks[name] = np.concatenate([stack, *(one[name][None] for one in checked)])
+        self.policies += len(checked)
 
     def put(self, policy: int, weights: Weights) -> None:
         """Replace the weights of one policy."""
         for name, value in self._checked(weights).items():
-            self._room[name][policy] = value
+            self._stacks[name][policy] = value
 
     def of(self, policy: int) -> dict[str, Floats]:
         """Return copies of one policy's weights."""
-        return {name: room[policy].copy() for name, room in self._room.items()}
+        return {name: stack[policy].copy() for name, stack in self._stacks.items()}
 
     def _checked(self, weights: Weights) -> dict[str, Floats]:
         check_shapes("OnnxBackend", weights, self.shapes)
@@ -599,7 +515,7 @@ class OnnxBackend(ActingBackend):
     def add_policy(self, weights: Weights | None = None) -> int:
         """Add a policy and return its index; without weights it copies policy 0."""
         self._stacks.append([self.get_weights(0) if weights is None else weights])
-        # They hold views of arrays that have been replaced or are too short now.
+        # They hold views of arrays that have been replaced.
         self._runners.clear()
         self._bound.clear()
         self._plan = PolicyBatchLayout(self.policies, self._spare_rows)
@@ -642,17 +558,11 @@ class OnnxBackend(ActingBackend):
             if rows > 1 and not self._worth_binding(obs.size + rows * self._numbers_a_row):
                 runner = self._runner(kind, policy, mask is not None)
                 return runner.answer(obs, mask, noise, lanes, state)
-            bound = self._bind(key)
+            bound = BoundSession(self._runner(kind, policy, mask is not None), rows, key[-1])
+            self._bound[key] = bound
+            if len(self._bound) > _BOUND_RUNNERS:
+                del self._bound[next(iter(self._bound))]
         return bound(obs, mask, noise, lanes, state)
-
-    def _bind(self, key: BoundKey) -> BoundSession:
-        kind, policy, unmasked, rows, depth = key
-        runner = self._runner(kind, policy, not unmasked)
-        bound = BoundSession(runner, rows, depth)
-        self._bound[key] = bound
-        if len(self._bound) > _BOUND_RUNNERS:
-            del self._bound[next(iter(self._bound))]
-        return bound
 
     def _worth_binding(self, numbers: int) -> bool:
         self._newcomers += 1
@@ -692,13 +602,9 @@ class OnnxBackend(ActingBackend):
 
     def _runner(self, kind: GraphKind, policy: int | None, masked: bool) -> GraphSession:
         """Return the runner of one policy, or of all of them stacked if `policy` is None."""
-        runner = self._runners.get((kind, policy, masked))
-        if runner is None:
-            runner = self._new_runner(kind, policy, masked)
-            self._runners[kind, policy, masked] = runner
-        return runner
-
-    def _new_runner(self, kind: GraphKind, policy: int | None, masked: bool) -> GraphSession:
+        key = kind, policy, masked
+        if key in self._runners:
+            return self._runners[key]
         if policy is not None:
             self._require_policy(policy)
         session = self._session(kind, policy is None, masked)
@@ -709,7 +615,9 @@ class OnnxBackend(ActingBackend):
                 weights[given.name] = (
                     stack.reshape(len(stack), *given.shape[1:]) if policy is None else stack[policy]
                 )
-        return GraphSession.of(session, weights, self.policies if policy is None else 0)
+        runner = GraphSession.of(session, weights, self.policies if policy is None else 0)
+        self._runners[key] = runner
+        return runner
 
     def _session(self, kind: GraphKind, stacked: bool, masked: bool) -> ort.InferenceSession:
         key = (kind, stacked, masked)

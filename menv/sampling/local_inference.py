@@ -1,18 +1,16 @@
 """Inference without a sampler: `menv.local_policy_inference` asks a policy for actions, one observation at a time.
 
-It keeps the recurrent state and the stacked frames of each agent. `Policy.act` is the shorter way without them; both
-call `Policy.compute_actions`, as training does.
+Connectors keep the recurrent state and the stacked frames of each agent; of policies without connectors, their history
+is kept here. `Policy.act` is the shorter way without them.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, TypeAlias
 
-from menv.connectors.built_in import StateBufferConnector
-from menv.connectors.connector import AgentConnectorDataType
-from menv.connectors.pipeline import leaf_connectors
+from menv.connectors.connector import AgentConnectorDataType, is_final
 from menv.env_calls import as_flag
 from menv.errors import ContractError
 from menv.inference.network_policy import NetworkPolicy
@@ -68,84 +66,59 @@ def local_policy_inference(
             a string or an array.
     """
     check_one_policy("local_policy_inference", policy)
-    rows = len(obs) if isinstance(obs, list) else 1
-    observations = obs if isinstance(obs, list) else [obs]
-    envs, agents, rewards, infos = (
-        _spread(value, rows, name, isinstance(obs, list))
-        for name, value in (("env_id", env_id), ("agent_id", agent_id), ("reward", reward), ("info", info))
-    )
-    ends = [
-        _spread(value, rows, name, isinstance(obs, list))
-        for name, value in (("terminated", terminated), ("truncated", truncated))
-    ]
+    several = isinstance(obs, list)
+    observations: list[Any] = obs if isinstance(obs, list) else [obs]
+    count = len(observations)
+    envs, agents, rewards, infos, *flags = (
+        _spread(value, count, name, several)
+        for name, value in (
+            ("env_id", env_id), ("agent_id", agent_id), ("reward", reward), ("info", info),
+            ("terminated", terminated), ("truncated", truncated),
+        )
+    )  # fmt: skip
     keys = list(zip(envs, agents, strict=True))
-    network = policy if isinstance(policy, NetworkPolicy) else None
-    forgets = network is not None and not network.networks.state_sizes
-    if network is not None and not (network.plain or (forgets and network.whole)):
-        # Custom connectors see agents one by one, in time order.
-        flagged = [[_is_over(flags[row]) for flags in ends] for row in range(rows)]
-        agents_data = zip(keys, observations, rewards, infos, flagged, strict=True)
-        done = (answer for one in agents_data for answer in network.answer_agents([_data(*one)], explore))
-        return [(action, list(states), dict(fetches)) for action, states, fetches in done]
-    memory = {} if forgets else _memory(policy, network)
     answers: list[Answer] = []
     for start, stop in _ranges(keys):
-        histories = [memory.setdefault(key, AgentHistory()) for key in keys[start:stop]]
-        for history, earned, about in zip(histories, rewards[start:stop], infos[start:stop], strict=True):
-            history.reward, history.info = float(earned or 0.0) if history.acted else 0.0, about or {}
-        over = [any(_is_over(flags[row]) for flags in ends) for row in range(start, stop)]
-        shown = [_shown(network, *one) for one in zip(observations[start:stop], over, strict=True)]
-        answers += _ask(policy, histories, shown, explore, timestep)
-        for key, ended in zip(keys[start:stop], over, strict=True):
-            if ended:
-                memory.pop(key, None)
+        shown = [
+            AgentConnectorDataType(*keys[row], {
+                SampleBatch.NEXT_OBS: observations[row],
+                SampleBatch.REWARDS: float(rewards[row] or 0.0),
+                SampleBatch.INFOS: infos[row] or {},
+                SampleBatch.TERMINATEDS: _is_over(flags[0][row]),
+                SampleBatch.TRUNCATEDS: _is_over(flags[1][row]),
+            })
+            for row in range(start, stop)
+        ]  # fmt: skip
+        if isinstance(policy, NetworkPolicy):
+            found = policy.answer_agents(shown, explore)
+            answers += [(action, list(states), dict(fetches)) for action, states, fetches in found]
+        else:
+            answers += _ask(policy, shown, explore, timestep)
     return answers
 
 
-def _memory(policy: Policy, network: NetworkPolicy | None) -> dict[Key, AgentHistory]:
-    """Return the histories of agents.
-
-    A policy with connectors keeps them where `agent_connectors.reset` clears them.
-    """
-    for leaf in () if network is None else leaf_connectors(network.agent_connectors):
-        if isinstance(leaf, StateBufferConnector):
-            return leaf.memory
-    return _HISTORIES.setdefault(policy, {})
-
-
-def _shown(network: NetworkPolicy | None, obs: object, over: bool) -> Any:
-    """Return the observation for the policy; at the end of an episode the mask may allow no action."""
-    preprocess = network.networks.preprocess if over and network is not None else None
-    return obs if preprocess is None else preprocess.with_choices(obs)
-
-
-def _data(key: Key, obs: object, reward: Any, info: object, over: Sequence[bool]) -> AgentConnectorDataType:
-    data = {
-        SampleBatch.NEXT_OBS: obs,
-        SampleBatch.REWARDS: float(reward or 0.0),
-        SampleBatch.INFOS: info or {},
-    }
-    flags = dict(zip((SampleBatch.TERMINATEDS, SampleBatch.TRUNCATEDS), over, strict=True))
-    return AgentConnectorDataType(*key, {**data, **flags})
-
-
 def _ask(
-    policy: Policy,
-    histories: list[AgentHistory],
-    obs: Sequence[Any],
-    explore: bool | None,
-    timestep: int | None,
+    policy: Policy, agents: list[AgentConnectorDataType], explore: bool | None, timestep: int | None
 ) -> list[Answer]:
-    """Return the answers for R different agents."""
+    """Return the answers of a policy without connectors for R different agents."""
     policy_id = str(getattr(policy, "policy_id", type(policy).__name__))
+    memory = _HISTORIES.setdefault(policy, {})
+    histories = [memory.setdefault((agent.env_id, agent.agent_id), AgentHistory()) for agent in agents]
+    for history, agent in zip(histories, agents, strict=True):
+        history.reward = agent.data[SampleBatch.REWARDS] if history.acted else 0.0
+        history.info = agent.data[SampleBatch.INFOS]
+    obs = [agent.data[SampleBatch.NEXT_OBS] for agent in agents]
     actions, _, states, fetches = decide(policy, histories, obs, policy_id, None, explore, timestep)
+    for agent in agents:
+        if is_final(agent.data):
+            del memory[agent.env_id, agent.agent_id]
     return [
         (
             policy.env_action(actions[row]),
             [part[row] for part in states],
             {name: value[row] for name, value in fetches.items()},
         )
-        for row in range(len(histories))
+        for row in range(len(agents))
     ]
 
 

@@ -350,7 +350,7 @@ class NetworkStrategy(ActingStrategy):
             decision = networks.backend.decide(obs, mask, noise, block.which)
         if not decision.is_finite:
             check_bounds(self, buffer)
-            raise non_finite_error(networks.backend, self.policy_ids, block.which, obs, mask, before)
+            raise non_finite_error(networks.backend, self.policy_ids, block.which, obs)
         buffer.set_actions(block.rows, decision.actions, decision.dist_inputs)
         if self.path is None:
             return networks.output(decision.actions)

@@ -229,7 +229,7 @@ class VectorLoop:
         if not decision.is_finite:
             steps.flush()
             check_bounds(self._group.strategy, steps.buffer)
-            raise non_finite_error(networks.backend, networks.policy_ids, self._policy, obs, mask)
+            raise non_finite_error(networks.backend, networks.policy_ids, self._policy, obs)
         steps.buffer.set_actions(steps.rows, decision.actions, decision.dist_inputs)
         path = self._group.strategy.path
         if path is None:

@@ -11,7 +11,7 @@ from menv import PolicySpec
 from menv.algorithms import DQN, PPO
 from menv.errors import ConfigError
 from tests.algorithms.test_conv_training import DQN_SETTINGS, PPO_SETTINGS, Gallery, Patch, shares_seen_right
-from tests.algorithms.test_custom_model import BOX, Eye, Kept, Net, gives
+from tests.algorithms.test_custom_model import BOX, Eye, Kept, Net
 
 
 def test_onnx_is_refused_and_torch_is_taken_by_itself() -> None:
@@ -25,12 +25,6 @@ def test_onnx_is_refused_and_torch_is_taken_by_itself() -> None:
         after = algorithm.get_weights()["default_policy"]
         assert all(not np.array_equal(before[name], after[name]) for name in before)
         assert before["body.weight"].shape == (8, 4)
-
-
-def test_wrong_outputs_are_found_before_anything_is_sampled() -> None:
-    model = {"custom_model": gives(lambda outputs, values: (outputs[:, :1], values))}
-    with pytest.raises(ConfigError, match=r"tuple \(float32 \[2, 1\], float32 \[2\]\) for 2 rows"):
-        PPO(env="CartPole-v1", config={"model": model})
 
 
 def test_the_same_seed_gives_the_same_run_and_leaves_torchs_generator_alone() -> None:

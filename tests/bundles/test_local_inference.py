@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -215,31 +212,3 @@ def test_threads_keep_the_frames_of_their_own_agents() -> None:
 
         alone = play(-1)
         assert all(same(told, alone) for told in in_threads(play))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_process_that_is_forked_while_a_thread_acts_can_act(monkeypatch: pytest.MonkeyPatch) -> None:
-    with algorithm_of("mlp") as algorithm:
-        policy: Any = algorithm.get_policy()
-        obs = observations(policy, 1)[0]
-        wanted, preprocess = policy.act(obs), type(policy.networks.preprocess).__call__
-        acting, forked = threading.Event(), threading.Event()
-
-        def slow(self: Any, *given: Any) -> Any:
-            acting.set()
-            forked.wait(20)
-            return preprocess(self, *given)
-
-        monkeypatch.setattr(type(policy.networks.preprocess), "__call__", slow)
-        asking = threading.Thread(target=policy.act, args=(obs,))
-        asking.start()
-        acting.wait(20)
-        child = os.fork()
-        if not child:
-            signal.alarm(20)
-            forked.set()
-            os._exit(0 if same(policy.act(obs), wanted) else 1)
-        forked.set()
-        asking.join()
-        assert os.waitpid(child, 0)[1] == 0

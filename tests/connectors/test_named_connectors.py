@@ -81,9 +81,9 @@ def test_nested_observations_become_what_the_network_reads() -> None:
     )
     connector = ObsPreprocessorConnector(ConnectorContext(observation_space=space))
     raw = {"a": np.array([0.5, 0], np.float32), "b": np.array([1, 0]), "c": np.int64(6)}
-    assert one(connector, obs=raw)["obs"].tolist() == [0.5, 0, 0, 1, 1, 0, 0, 0, 1]
+    assert one(connector, new_obs=raw)[NEXT_OBS].tolist() == [0.5, 0, 0, 1, 1, 0, 0, 0, 1]
     with pytest.raises(OutsideSpaceError):
-        one(connector, obs={**raw, "a": np.array([7, 0], np.float32)})
+        one(connector, new_obs={**raw, "a": np.array([7, 0], np.float32)})
 
 
 def test_an_action_mask_is_taken_out_of_the_observation() -> None:

@@ -50,11 +50,6 @@ def test_policies_that_are_not_asked_are_not_computed(rows: int, asked: int) -> 
         assert computed <= rows + spare_rows * (asked + 1)
 
 
-def test_few_rows_of_all_policies_are_computed_together() -> None:
-    lanes = PolicyBatchLayout(20, 100).lanes_of(np.arange(40) % 20)
-    assert lanes is not None
-
-
 def test_rows_in_lanes_are_answered_with_new_weights_and_beside_a_new_policy() -> None:
     spec = StockSpec(4, ActionHead("categorical", (3,)))
     acting = backend(spec, policies=2)
@@ -71,27 +66,6 @@ def test_rows_in_lanes_are_answered_with_new_weights_and_beside_a_new_policy() -
         check_each_alone(acting, random_rows(spec, 16), which)
     other = np.arange(16) % 3
     check_each_alone(acting, random_rows(spec, 16), other)
-
-
-# Weights of many policies side by side: what a policy costs that comes to many others.
-
-
-def test_policies_that_come_one_by_one_seldom_move_the_others_and_change_none() -> None:
-    def weights(number: int) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-        return {"a": np.full((3, 2), number, np.float32), "b": np.full(1, -number, np.float32)}
-
-    stacks = WeightStacks([weights(0)])
-    places = set()
-    for number in range(1, 200):
-        stacks.append([weights(number)])
-        places.add(stacks["a"].ctypes.data)
-    assert len(places) < 12
-    assert stacks["a"].shape == (200, 3, 2)
-    np.testing.assert_array_equal(stacks["a"][:, 0, 0], np.arange(200))
-    np.testing.assert_array_equal(stacks["b"][:, 0], -np.arange(200))
-    stacks.put(7, weights(1000))
-    assert stacks.of(7)["b"].tolist() == [-1000.0]
-    assert stacks["a"][7, 2, 1] == 1000.0
 
 
 def test_policies_that_do_not_fit_leave_the_others_as_they_were() -> None:

@@ -143,14 +143,9 @@ class CustomSpec(NetworkSpec):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CustomSpec):
             return NotImplemented
-        if (self.model, self.head, self.observation_space) != (
-            other.model,
-            other.head,
-            other.observation_space,
-        ):
-            return False
+        mine, theirs = ((one.model, one.head, one.observation_space, one.config) for one in (self, other))
         try:
-            return bool(self.config == other.config)
+            return bool(mine == theirs)
         except ValueError:
             # Arrays among the arguments have no truth value.
             return False

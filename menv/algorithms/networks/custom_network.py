@@ -26,8 +26,9 @@ from menv.algorithms.networks.graph_builder import ActingGraph
 from menv.algorithms.networks.stock_graphs import add_policy
 from menv.algorithms.networks.stock_spec import UnitWeights
 from menv.algorithms.torch_distributions import masked
+from menv.connectors.action_output import each_part
 from menv.connectors.obs_preprocessor import ObsPreprocessor
-from menv.errors import ConfigError, message_of
+from menv.errors import ConfigError, in_words
 from menv.inference.acting_graphs import GraphKind
 from menv.inference.model_check import refuse_unsafe_model
 from menv.migration_hints import warn_of_uncalled
@@ -74,7 +75,7 @@ class TorchCustom:
         return self.both(obs, None, state)[1]
 
     def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        found = self._run(obs) if state is None else self._unrolled(obs, state)
+        found = self._run(self._shown(obs)) if state is None else self._unrolled(obs, state)
         outputs: Tensor = found[0] if isinstance(found, tuple) else found
         values = outputs.amax(-1) if self._of_q_values else found[1]
         if self._scale is not None and self._shift is not None:
@@ -88,32 +89,29 @@ class TorchCustom:
         return masked(outputs, mask), torch.cat(list(after), 1) - self._first_state
 
     def _run(self, *inputs: Any) -> Any:
-        shown = self._structure(_own_floats(inputs[0])) if len(inputs) == 1 else inputs[0]
-        return torch.func.functional_call(self._module, self._params, (shown, *inputs[1:]))
+        return torch.func.functional_call(self._module, self._params, inputs)
 
     def _unrolled(self, obs: Tensor, state: Tensor) -> tuple[Any, ...]:
-        shown = laid_out(self._structure(_own_floats(obs)), len(state))
+        shown = laid_out(self._shown(obs), len(state))
         parts = list(torch.split(state + self._first_state, self._state_sizes, 1))
         *outputs, after = self._run(shown, parts)
         return (*(one.flatten(0, 1) for one in outputs), after)
 
-
-def _own_floats(obs: Tensor) -> Tensor:
-    return obs.to(torch.float32, copy=True)
+    def _shown(self, obs: Tensor) -> Any:
+        # A copy, because the module may write into it.
+        return self._structure(obs.to(torch.float32, copy=True))
 
 
 def laid_out(value: Any, sequences: int) -> Any:
     """Return rows [N, ...] as [B, N / B, ...], within dicts and tuples too."""
-    if isinstance(value, Tensor):
-        return value.reshape(sequences, -1, *value.shape[1:])
-    if isinstance(value, Mapping):
-        return {name: laid_out(part, sequences) for name, part in value.items()}
-    return tuple(laid_out(part, sequences) for part in value)
+    return each_part(value, lambda rows: rows.reshape(sequences, -1, *rows.shape[1:]))
 
 
 def initial_state(module: nn.Module) -> list[Tensor]:
     """Return the parts of the state that a module begins with, [S] each; [] without one."""
     found: Any = getattr(module, "get_initial_state", list)()
+    if not isinstance(found, list | tuple) or any(part.ndim != 1 or not len(part) for part in found):
+        raise ConfigError("get_initial_state: expected a list of tensors of one axis, [torch.zeros(size)]")
     return [part.detach().float().cpu() for part in found]
 
 
@@ -122,29 +120,59 @@ def build_module(spec: CustomSpec, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed % 2**63)
         try:
-            module = spec.model(spec.structure.space, spec.head.inputs, **spec.config)
+            module = spec.model(spec.structure.space, spec.head.inputs, **spec.config).eval()
+            state = initial_state(module)
+            # Lazy modules create their parameters here.
+            with torch.enable_grad():
+                found: Any = module(*_trial_inputs(spec, state))
         except Exception as error:
             raise ConfigError(
-                f"{_where(spec)}: building it failed with {_summary(error)}; expected to be called as "
-                f"(obs_space, num_outputs{''.join(f', {name}=...' for name in spec.config)})"
+                f"{_where(spec)}: trying it failed with {' '.join(in_words(error).split()):.{_MOST_SHOWN}}, "
+                f"expected a torch.nn.Module built with {('obs_space', 'num_outputs', *spec.config)}, whose forward "
+                f"takes observations of {spec.structure.space}, and a list of states if it has get_initial_state"
             ) from error
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"{_where(spec)}: gave {type(module).__name__}, expected a torch.nn.Module; return a module"
-            )
-        module.eval()
-        # Lazy modules create their parameters here.
-        found = _tried(spec, module)
-    _check_outputs(spec, module, found)
-    _check_parts(spec, module)
-    outputs = found[0] if isinstance(found, tuple) else found
-    if not outputs.requires_grad:
-        raise ConfigError(
-            f"{_where(spec)}: the outputs of forward have no gradient, expected some that depend on the parameters; "
-            "leave detach() and torch.no_grad() out"
-        )
+    why_not = _why_unfit(spec, module, state, found)
+    if why_not is not None:
+        raise ConfigError(f"{_where(spec)}: {why_not}; change the module")
     warn_of_uncalled(_where(spec), "Module", type(module))
     return module
+
+
+def _why_unfit(spec: CustomSpec, module: nn.Module, state: list[Tensor], found: Any) -> str | None:
+    """Return why a module with these first outputs cannot be learned or run, None if it can."""
+    params = learned(module).values()
+    if any(isinstance(part, _BatchNorm) for part in module.modules()):
+        return "it has batch normalisation, expected LayerNorm or GroupNorm, because its statistics would never move"
+    if not params or any(param.dtype != torch.float32 or param.device.type != "cpu" for param in params):
+        return "expected parameters of float32 on the CPU that require gradients"
+    rows = (_TRIAL_ROWS, _TRIAL_STEPS) if state else (_TRIAL_ROWS,)
+    of_q_values = spec.head.kind == "q_values"
+    wanted = [(*rows, spec.head.inputs)] if of_q_values else [(*rows, spec.head.inputs), rows]
+    parts = list(found) if isinstance(found, tuple) else [found]
+    after = parts.pop() if state and parts else []
+    # Beside Q-values there may be values.
+    parts = parts[:1] if of_q_values else parts
+    if _shapes(parts) != wanted or _shapes(after) != [(_TRIAL_ROWS, len(part)) for part in state]:
+        return (
+            f"forward gave {_shapes(parts)}, expected {wanted} of float32{' and a list of states' if state else ''} "
+            f"for {spec.structure.space} in {_TRIAL_ROWS} {'sequences' if state else 'rows'}"
+        )
+    return None if parts[0].requires_grad else "the outputs of forward have no gradient, expected one"
+
+
+def _shapes(values: Any) -> list[Any]:
+    """Return the shapes of tensors of float32, and the types of other values."""
+    return [
+        tuple(value.shape) if isinstance(value, Tensor) and value.dtype == torch.float32
+        else getattr(value, "dtype", type(value).__name__)
+        for value in (values if isinstance(values, list | tuple) else [values])
+    ]  # fmt: skip
+
+
+def _trial_inputs(spec: CustomSpec, state: list[Tensor]) -> tuple[Any, ...]:
+    rows = _TRIAL_ROWS * (_TRIAL_STEPS if state else 1)
+    obs = spec.structure(torch.zeros(rows, spec.obs_size, dtype=torch.float32))
+    return (laid_out(obs, _TRIAL_ROWS), [part.expand(_TRIAL_ROWS, -1) for part in state]) if state else (obs,)
 
 
 def learned(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -195,129 +223,6 @@ def unit_weights(spec: CustomSpec) -> UnitWeights:
     return UnitWeights({})
 
 
-def _tried(spec: CustomSpec, module: nn.Module) -> Any:
-    state = _checked_state(spec, module)
-    inputs = _trial_inputs(spec, state)
-    try:
-        with torch.enable_grad():
-            return module(*inputs)
-    except Exception as error:
-        with_state = " and a list of states" if state else ""
-        raise ConfigError(
-            f"{_where(spec)}: forward failed with {_summary(error)}; expected to take "
-            f"{_shapes(inputs[0])}{with_state} for {spec.structure.space}{_advice(module, error)}"
-        ) from error
-
-
-def _trial_inputs(spec: CustomSpec, state: list[Tensor]) -> tuple[Any, ...]:
-    rows = _TRIAL_ROWS * (_TRIAL_STEPS if state else 1)
-    obs = spec.structure(torch.zeros(rows, spec.obs_size, dtype=torch.float32))
-    return (laid_out(obs, _TRIAL_ROWS), [part.expand(_TRIAL_ROWS, -1) for part in state]) if state else (obs,)
-
-
-def _advice(module: nn.Module, error: Exception) -> str:
-    if isinstance(error, KeyError) and error.args[:1] == ("action_mask",):
-        return '; leave "action_mask" out, menv applies masks to the outputs itself'
-    if isinstance(error, TypeError) and "seq_lens" in message_of(error):
-        states = "forward(obs, state)" if hasattr(module, "get_initial_state") else "forward(obs)"
-        return f"; write {states}, which returns (outputs, values), and no value_function: docs/reference/classic.md"
-    wrong = [name for name, param in learned(module).items() if param.dtype != torch.float32]
-    if wrong:
-        kind = f"{wrong[0]!r} is {module.get_parameter(wrong[0]).dtype}"
-        return f", with parameters of float32, where {kind}; give layers dtype=torch.float32, or return module.float()"
-    return ""
-
-
-def _checked_state(spec: CustomSpec, module: nn.Module) -> list[Tensor]:
-    found: Any = getattr(module, "get_initial_state", list)()
-    fits = isinstance(found, list | tuple)
-    if not fits or not all(isinstance(part, Tensor) and part.ndim == 1 and len(part) for part in found):
-        raise ConfigError(
-            f"{_where(spec)}: get_initial_state gave {_shapes(found)}, expected a list of tensors of one axis; return "
-            "[torch.zeros(size)] for each part of the state"
-        )
-    return initial_state(module)
-
-
-def _check_outputs(spec: CustomSpec, module: nn.Module, found: object) -> None:
-    state = initial_state(module)
-    rows = (_TRIAL_ROWS, _TRIAL_STEPS) if state else (_TRIAL_ROWS,)
-    outputs = (*rows, spec.head.inputs)
-    after = ", states" if state else ""
-    last: Any = None
-    parts = list(found) if isinstance(found, tuple) else [found]
-    if state:
-        last = parts.pop()
-    fits = len(parts) > 0 and (not state or _fits_state(last, state))
-    if spec.head.kind == "q_values":
-        fits = fits and _is_float(parts[0], outputs)
-        rule = f"(Q-values {list(outputs)}{after})" if state else f"Q-values {list(outputs)}"
-    else:
-        fits = fits and len(parts) == 2 and _is_float(parts[0], outputs) and _is_float(parts[1], rows)
-        rule = f"(outputs {list(outputs)}, values {list(rows)}{after})"
-    if not fits:
-        raise ConfigError(
-            f"{_where(spec)}: forward gave {_shapes(found)} for {_TRIAL_ROWS} "
-            f"{'sequences' if state else 'rows'}, expected {rule} of float32; return that from forward"
-        )
-
-
-def _fits_state(found: object, first: list[Tensor]) -> bool:
-    shapes = [(_TRIAL_ROWS, len(part)) for part in first]
-    return (
-        isinstance(found, list | tuple)
-        and len(found) == len(first)
-        and all(_is_float(part, shape) for part, shape in zip(found, shapes, strict=True))
-    )
-
-
-def _check_parts(spec: CustomSpec, module: nn.Module) -> None:
-    norm = next((name for name, part in module.named_modules() if isinstance(part, _BatchNorm)), None)
-    if norm is not None:
-        raise ConfigError(
-            f"{_where(spec)}: batch normalisation in {norm!r}, expected none, because its statistics would never move; "
-            "take LayerNorm or GroupNorm"
-        )
-    params = learned(module)
-    wrong = next(
-        (
-            name
-            for name, param in params.items()
-            if param.dtype != torch.float32 or param.device.type != "cpu"
-        ),
-        None,
-    )
-    if wrong is not None or not params:
-        found = (
-            f"parameter {wrong!r} is {params[wrong].dtype} on {params[wrong].device}"
-            if wrong
-            else "none at all"
-        )
-        raise ConfigError(
-            f"{_where(spec)}: {found}, expected parameters of float32 on the CPU that require gradients; "
-            "change the module"
-        )
-
-
-def _is_float(value: object, shape: tuple[int, ...]) -> bool:
-    return isinstance(value, Tensor) and tuple(value.shape) == shape and value.dtype == torch.float32
-
-
-def _shapes(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name!r}: {_shapes(part)}' for name, part in value.items())}}}"
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} ({', '.join(map(_shapes, value))})"
-    return type(value).__name__
-
-
-def _summary(error: Exception) -> str:
-    message = message_of(error).strip()
-    return f"{type(error).__name__}: {message.splitlines()[0] if message else 'nothing more'}"
-
-
 def _where(spec: CustomSpec) -> str:
     return f"model: custom_model {getattr(spec.model, '__name__', type(spec.model).__name__)}"
 
@@ -346,21 +251,16 @@ class CustomGraphs:
                 refuse_unsafe_model(self._body.SerializeToString(), "module")
             except Exception as error:
                 # The exporter raises errors of any kind, and so does the module.
-                self._body, self._why_not = None, _root_cause(error)
+                while error.__cause__ is not None:
+                    error = error.__cause__  # type: ignore[assignment]
+                self._body, self._why_not = None, f"{' '.join(in_words(error).split()):.{_MOST_SHOWN}}"
         if self._body is None:
-            name = getattr(self.spec.model, "__name__", type(self.spec.model).__name__)
             raise ConfigError(
-                f"custom_model {name}: torch.onnx cannot express it ({self._why_not}), expected a forward without "
+                f"{_where(self.spec)}: torch.onnx cannot express it ({self._why_not}), expected a forward without "
                 "branches and loops that depend on numbers; change it, or leave acting to processes that have the "
                 "module, and torch"
             )
         return self._body
-
-
-def _root_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]:.{_MOST_SHOWN}}"
 
 
 class _Rows(nn.Module):
@@ -385,17 +285,8 @@ class _Rows(nn.Module):
         # `torch.split` is exported as a sequence, whose size the model check cannot bound.
         whole, sizes = state + self.first, self.state_sizes
         parts = [whole.narrow(1, sum(sizes[:place]), size) for place, size in enumerate(sizes)]
-        outputs, *_, after = self.module(_one_step(shown), parts)
+        outputs, *_, after = self.module(each_part(shown, lambda part: part.unsqueeze(1)), parts)
         return outputs.flatten(0, 1), torch.cat(list(after), 1) - self.first
-
-
-def _one_step(value: Any) -> Any:
-    """Return rows [R, ...] as sequences of one, [R, 1, ...], within dicts and tuples too."""
-    if isinstance(value, Tensor):
-        return value.unsqueeze(1)
-    if isinstance(value, Mapping):
-        return {name: _one_step(part) for name, part in value.items()}
-    return tuple(_one_step(part) for part in value)
 
 
 def _exported(rows: _Rows) -> onnx.ModelProto:

@@ -20,7 +20,7 @@ import numpy as np
 from menv import rng
 from menv.base_env import Column
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.pipeline import match_kinds, stateful_connectors
+from menv.connectors.pipeline import stateful_connectors
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError
 from menv.inference.network_policy import ComputedAction, NetworkPolicy
 from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
@@ -146,15 +146,11 @@ class LocalPolicy:
         return decided._replace(lives=[(self._stateful_types, life) for life in decided.lives])
 
     def _current_connector_states(self, life: Any) -> list[Any] | None:
-        """Return the state of the current connectors for an agent episode, None for connectors that are new."""
+        """Return the state of the current connectors for an agent episode, None if there are other connectors now."""
         if life is None:
             return None
         kinds, memories = life
-        if kinds is self._stateful_types:
-            return list(memories)
-        return [
-            None if place is None else memories[place] for place in match_kinds(kinds, self._stateful_types)
-        ]
+        return list(memories) if kinds == self._stateful_types else None
 
     def evaluate(
         self, rows: Column, mask: Column | None, actions: Column, states: Column | None, where: str
