@@ -52,7 +52,8 @@ def reset_env(
             if asked is both:
                 raise ContractError(
                     f"env {index} reset: {error}, expected reset(self, *, seed=None, options=None); "
-                    "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+                    "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym",
+                    "ME010",
                 ) from error
     obs, info = returned(result, 2, f"env {index} reset")
     return obs, info
@@ -129,7 +130,8 @@ def last_obs(obs: object, where: str) -> Any:
     if obs is None:
         raise ContractError(
             f"{where}: the last observation is None, expected an element of the observation space; return it together "
-            "with terminated or truncated"
+            "with terminated or truncated",
+            "ME030",
         )
     return own_copy(obs)
 

@@ -34,6 +34,7 @@ def to_local_base_env(
     num_consecutive_env_failures_tolerance: int = TOLERATED,
     seed: int | None = None,
     first_index: int = 0,
+    strict: bool = False,
 ) -> Adapter:
     """Return `env` and its copies as one `BaseEnv` in this process.
 
@@ -48,13 +49,14 @@ def to_local_base_env(
             in the first 10 env steps of an episode, do not end the run; the next one does.
         seed: Gives every reset its own seed; None resets without seeds.
         first_index: Index of sub-environment 0 among the sub-environments of all workers.
+        strict: Whether tables of a user's own BaseEnv are searched for contradictions.
     """
     check_make_env(make_env)
     kind = env_kind(env)
     if kind == "base_env":
         check_number(env, num_envs)
         # Adapters return valid tables.
-        return env if isinstance(env, Adapter) else CustomEnvs(env)
+        return env if isinstance(env, Adapter) else CustomEnvs(env, strict)
     if kind == "external":
         _check_begun(env, "broker", "action_space, observation_space")
         return _external(env, make_env, num_envs)

@@ -162,7 +162,7 @@ class GymEnvs(LocalEnvs):
             why = many_agents(self._envs[index], obs)
             if why is not None:
                 raise ContractError(
-                    f"env {index}: {why}, expected that of one agent; return it{OR_MANY_AGENTS}", "ME016"
+                    f"env {index}: {why}, expected that of one agent; return it{OR_MANY_AGENTS}", "ME007"
                 )
             self._begin(index, obs, info)
         self._due = self._all

@@ -80,7 +80,7 @@ def refuse_reserved(
     if ALL in obs or ALL in rewards or COMMON in obs or COMMON in rewards:
         name = ALL if ALL in obs or ALL in rewards else COMMON
         got, fix = f"{name!r} is among obs or rewards", "keep it to flags and infos, and call no agent so"
-        raise wrong(method, got, "agent ids only", fix, "ME013")
+        raise wrong(method, got, "agent ids only", fix, "ME021")
 
 
 def validate_poll(result: object, wrong: Callable[..., ContractError]) -> tuple[Any, ...]:
@@ -159,11 +159,11 @@ def count_empty(steps: int, where: str, all_ended: bool) -> int:
     """
     if steps < MAX_EMPTY_STEPS:
         return steps + 1
-    since, finding = (", since all agents ended", "ME044") if all_ended else ("", "ME045")
+    since = ", since all agents ended" if all_ended else ""
     raise ContractError(
         f"{where}: no agent waited for an action in {MAX_EMPTY_STEPS} env steps in a row{since}, expected an "
         'observation for an agent that acts next; end the episode with "__all__" once all agents are gone',
-        finding,
+        "ME045",
     )
 
 

@@ -401,7 +401,7 @@ class LockstepEnvs(Adapter):
             # No frame below this one: the method does not accept these arguments.
             if method in _SIGNATURES and isinstance(error, TypeError) and here and here.tb_next is None:
                 raise ContractError(
-                    f"{where}: {error}, expected {_SIGNATURES[method]}; declare these parameters"
+                    f"{where}: {error}, expected {_SIGNATURES[method]}; declare these parameters", "ME010"
                 ) from error
             raise EnvCrashError(
                 f"{where}, env step {int(self.env_steps.max())}: raised {in_words(error)}; the "

@@ -1,7 +1,6 @@
 """The codes of findings: severity, title and fix of each, and `FindingCollector`, which gathers findings.
 
-A code never changes its meaning, and a removed code is not used again. `docs/reference/checking.md` shows each
-with a wrong and a right example.
+A removed code is not used again. `docs/reference/checking.md` shows each with a wrong and a right example.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ class Code(NamedTuple):
     fix: str
 
 
-_SPACES: Mapping[str, Code] = {
-    "ME001": Code("error", "a space is missing", "declare observation and action spaces in __init__"),
-    "ME002": Code("error", "a space is no gymnasium space", "use a space of gymnasium.spaces"),
+CODES: Final[Mapping[str, Code]] = {
+    "ME001": Code("error", "a space is missing, or no gymnasium space", "declare spaces of gymnasium.spaces in "
+                  "__init__"),
     "ME003": Code("error", "an agent has no space", "declare a space for every agent that may appear"),
     "ME004": Code("error", "copies declare different spaces", "declare the same spaces whatever the context says, "
                   "and never others"),
@@ -59,74 +58,39 @@ _SPACES: Mapping[str, Code] = {
     "ME006": Code("info", "the agents are not listed", "set possible_agents to all agents that may ever appear"),
     "ME007": Code("error", "no kind of environment that menv knows", "subclass gymnasium.Env, menv.MultiAgentEnv, "
                   "menv.VectorEnv or menv.BaseEnv"),
-    "ME008": Code("error", "a PettingZoo environment without its wrapper", "wrap it in menv.wrappers.PettingZooEnv "
-                  "or menv.wrappers.ParallelPettingZooEnv"),
-    "ME009": Code("error", "an environment of the old gym API", "wrap it in menv.wrappers.LegacyGym"),
-}  # fmt: skip
-_RESET: Mapping[str, Code] = {
     "ME010": Code("error", "reset takes no seed or no options", "declare reset(self, *, seed=None, options=None)"),
     "ME011": Code("error", "reset returns no pair", "return (obs, info) from reset"),
     "ME012": Code("error", "reset returns no dict of observations", "return {agent_id: obs} of the agents that act"),
-    "ME013": Code("error", "'__all__' or '__common__' is among observations or rewards", "keep '__all__' to the "
-                  "two flag dicts and '__common__' to infos; no agent is called so"),
     "ME014": Code("error", "possible_agents is no list", "set possible_agents to a list of agent ids"),
-    "ME015": Code("info", "spaces are known only after a reset", "declare them in __init__; to find them menv has to "
-                  "reset the environment"),
-    "ME016": Code("error", "several agents in a gymnasium.Env", "derive the class from menv.MultiAgentEnv"),
-}  # fmt: skip
-_STEP: Mapping[str, Code] = {
     "ME020": Code("error", "step returns the wrong number of values", "return (obs, reward, terminated, truncated, "
                   "info); split the old `done` into terminated and truncated"),
-    "ME021": Code("error", "a part of step is no dict", "return five dicts keyed by agent id"),
+    "ME021": Code("error", "a part of step is no dict by agent", "return five dicts keyed by agent id; keep '__all__' "
+                  "to the flag dicts and '__common__' to infos"),
     "ME022": Code("error", "'__all__' is missing", "set '__all__' in terminateds and in truncateds in every step"),
-    "ME023": Code("warning", "a flag is a number", "return True or False"),
     "ME024": Code("error", "a flag is no truth value", "return True or False"),
     "ME025": Code("error", "a reward is no number", "return a float"),
     "ME026": Code("error", "a reward is not finite", "look for a division by zero or an overflow"),
     "ME027": Code("error", "a reward or flag for an unknown agent", "check the spelling of the agent id"),
-    "ME028": Code("warning", "an info for an agent without observation", "put it under the agents in obs, or under "
-                  "'__common__', which callbacks may look at; menv drops it"),
     "ME029": Code("error", "an info is no dict", "return a dict, empty if there is nothing to say"),
-}  # fmt: skip
-_OBS: Mapping[str, Code] = {
     "ME030": Code("error", "an observation lies outside its space", "fix the observation, or declare the space "
                   "that contains it, in the environment or as observation_space in the config"),
     "ME031": Code("error", "an observation has another dtype than its space", "convert it with .astype, or declare "
                   "the space with the dtype that you return"),
     "ME032": Code("error", "an observation is not finite", "look for a division by zero or an overflow"),
-    "ME033": Code("info", "an observation is a list", "return a numpy array, which is copied several times faster"),
-    "ME034": Code("warning", "an observation is of another number type", "convert it with .astype, or declare the "
-                  "space with the type that you return; menv casts each observation, which takes time"),
-}  # fmt: skip
-_LIFE: Mapping[str, Code] = {
+    "ME034": Code("warning", "an observation is converted", "return a numpy array of the space's type, or declare the "
+                  "space with the type that you return; the conversion takes time"),
     "ME040": Code("warning", "truncated without a last observation", "return the last observation with the flag; "
                   "the value of what was cut off is estimated from it"),
-    "ME041": Code("info", "terminated without a last observation", "return it with the flag to show "
-                  "how the episode ended; menv repeats the previous one"),
-    "ME042": Code("info", "an agent came back after its end", "nothing, if it is meant to start again: it gets a new "
-                  "trajectory"),
-    "ME043": Code("info", "an agent that ended is still shown", "leave agents out of obs and flags after their end; "
-                  "menv drops these"),
-    "ME044": Code("error", "everybody ended and '__all__' never came", "set '__all__' in the step in which the last "
-                  "agent ends"),
     "ME045": Code("error", "no agent acts for too long", "return an observation for an agent that acts next, or end "
-                  "the episode"),
-    "ME046": Code("info", "'__all__' came later than the last agent's end", "set '__all__' in the step in which the "
-                  "last agent ends; each later step is an env step in which no agent acts"),
+                  "the episode with '__all__' in the step in which the last agent ends"),
     "ME047": Code("warning", "an agent that is not in possible_agents", "list it there, so that its policy can be "
                   "looked up before the first step"),
-    "ME048": Code("warning", "one agent id in two types", "use one type for an id, a str or an int, everywhere"),
     "ME049": Code("info", "no episode ended", "check for longer (env_steps), or add a time limit"),
-}  # fmt: skip
-_MASKS: Mapping[str, Code] = {
     "ME050": Code("error", "a mask allows nothing", "allow one action at least, or do not ask the agent"),
     "ME051": Code("error", "the mask does not fit the actions", "declare one flag for each choice of the action space"),
     "ME052": Code("error", "a mask lies outside its space", "return the mask with the shape and dtype of its space"),
-    "ME053": Code("error", "an allowed action raises", "correct step, or forbid the action in the mask"),
     "ME054": Code("info", "a mask that is not read", "put it into the observation, as the entry 'action_mask' of a "
                   "Dict space"),
-}  # fmt: skip
-_SEEDS: Mapping[str, Code] = {
     "ME060": Code("error", "the same seed gives another episode", "draw everything from a generator that "
                   "reset(seed=...) makes, such as self.np_random"),
     "ME061": Code("warning", "draws from a generator of the whole process", "draw from a generator of the "
@@ -134,41 +98,19 @@ _SEEDS: Mapping[str, Code] = {
                   "share it"),
     "ME062": Code("error", "sub-environments share their episodes", "make the generator from reset's seed, not "
                   "from a constant"),
-    "ME063": Code("warning", "every reset without a seed repeats one episode", "make a new generator only if "
-                  "seed is not None, and keep the old one otherwise"),
-}  # fmt: skip
-_OWNERSHIP: Mapping[str, Code] = {
-    "ME070": Code("info", "observations are one buffer", "return a copy if your own code keeps them; menv copies"),
-    "ME071": Code("warning", "step changes the dict of actions", "copy the dict before changing it"),
-    "ME072": Code("error", "step writes into an action", "copy the action before changing it; actions are read-only"),
-    "ME073": Code("warning", "writing into an observation changes the episode", "return a copy of arrays that the "
-                  "environment keeps using"),
-    "ME074": Code("info", "infos are one dict", "return a new info dict in every step"),
-    "ME075": Code("info", "the environment changes its env_config", "copy the config before changing it; menv hands "
-                  "out copies, other toolkits do not"),
     "ME076": Code("error", "sub-environments influence each other", "keep state on the instance, not on the class or "
                   "the module"),
     "ME077": Code("error", "the creator returns one object twice", "create the environment inside the creator"),
-}  # fmt: skip
-_CLOSING: Mapping[str, Code] = {
     "ME080": Code("error", "close raises", "let close free what there is and nothing else"),
-    "ME081": Code("warning", "a second close raises", "let close do nothing if it has been called before"),
-    "ME082": Code("warning", "close leaves threads or processes", "stop and join them in close"),
-}  # fmt: skip
-_OTHER: Mapping[str, Code] = {
     "ME090": Code("error", "step raised", "fix the environment; its own message is above. If it refuses an action that "
                   "is illegal in this state, show a mask of the legal ones: {'observation': ..., 'action_mask': ...}"),
     "ME091": Code("error", "reset raised", "fix the environment; its own message is above"),
     "ME092": Code("error", "the environment could not be created", "fix its constructor or module"),
-    "ME093": Code("error", "the creator does not take an EnvContext", "declare __init__(self, config), or pass "
-                  "`lambda context: ...`"),
-    "ME094": Code("error", "a given action lies outside its space", "fix the function given as `actions`"),
     "ME095": Code("info", "the environment warns", "read the warning"),
     "ME096": Code("info", "a step takes long", "use more workers, or separate processes for sub-environments"),
     "ME097": Code("error", "the wrong number of values", "return one value for each of the num_envs sub-environments"),
-    "ME098": Code("error", "the autoreset mode is not said", "set metadata['autoreset_mode'] to an AutoresetMode"),
     "ME099": Code("error", "an autoreset loses the last observation", "put it into infos['final_obs']"),
-    "ME100": Code("error", "a table contradicts itself", "fix the table that poll returns"),
+    "ME100": Code("error", "an environment breaks its interface in another way", "fix what it returns"),
     "ME101": Code("error", "a last observation is the first one of the next episode", "return a copy of the "
                   "observation from step, so that the reset cannot write into it"),
     "ME102": Code("warning", "an agent is paid in an episode in which it never acts", "let it observe and act before "
@@ -176,12 +118,6 @@ _OTHER: Mapping[str, Code] = {
     "ME103": Code("error", "rewards of a PettingZoo game are never accumulated", "call self._accumulate_rewards() at "
                   "the end of step"),
 }  # fmt: skip
-
-CODES: Final[Mapping[str, Code]] = {
-    **_SPACES, **_RESET, **_STEP, **_OBS, **_LIFE, **_MASKS, **_SEEDS, **_OWNERSHIP, **_CLOSING, **_OTHER,
-}  # fmt: skip
-"""All codes, ten to a topic: spaces and kinds, reset and agents, step, observations, lives, masks, seeds, ownership,
-closing, everything else."""
 
 
 class Broken(ContractError):  # noqa: N818 - describes the environment

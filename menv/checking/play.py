@@ -5,18 +5,17 @@ Episodes repeat with their seed, differ without it, and do not depend on other s
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from menv.adapters.validation import MAX_EMPTY_STEPS
 from menv.checking.codes import Broken, FindingCollector
-from menv.checking.runners import EnvRunner, Key, RunnerStep
+from menv.checking.runner import Key, Runner, RunnerStep
 from menv.checking.values import kept_generators, same, sample_action, usable_mask
-from menv.spaces import own_copy, values_in
+from menv.errors import ConfigError
+from menv.spaces import values_in
 
 ActionFn: TypeAlias = Callable[[Any, Any], Any]
 """`actions(obs, agent_id) -> action`."""
@@ -52,11 +51,7 @@ class Actor:
         self._same_for_all = same_for_all
         self.action_log: ActionLog = []
 
-    @property
-    def is_random(self) -> bool:
-        return self._action_fn is None
-
-    def answer(self, runner: EnvRunner, timestep: RunnerStep) -> dict[Key, Any]:
+    def answer(self, runner: Runner, timestep: RunnerStep) -> dict[Key, Any]:
         """Return an action for each waiting agent."""
         step = len(self.action_log)
         recorded = self._recorded[step] if step < len(self._recorded) else {}
@@ -70,14 +65,16 @@ class Actor:
         self.action_log.append(answers)
         return dict(answers)
 
-    def _action(self, runner: EnvRunner, key: Key, obs: object) -> Any:
+    def _action(self, runner: Runner, key: Key, obs: object) -> Any:
         _, action_space = runner.spaces(key)
         if self._action_fn is None:
             return frozen(sample_action(action_space, self._rng, usable_mask(obs, action_space)))
         action = self._action_fn(obs, key[1])
         if not action_space.contains(action):
-            message = f"agent {key[1]!r}: the action given is no element of {action_space}"
-            runner.collector.add("ME094", message, runner.env_steps)
+            raise ConfigError(
+                f"check_env: actions returned {action!r:.100} for agent {key[1]!r}, expected an element of "
+                f"{action_space}; correct the function"
+            )
         return action
 
 
@@ -101,125 +98,52 @@ def first_difference(one: Play, other: Play) -> tuple[int, str] | None:
             return mine.env_steps, f"in one of them {raised_there or raised}"
         if list(mine.waiting) != list(theirs.waiting):
             return mine.env_steps, "the waiting agents differ"
-        for name, what in (("shown", "obs"), ("rewards", "rewards"), ("flags", "flags")):
-            if not same(getattr(mine, name), getattr(theirs, name)):
-                return mine.env_steps, f"{what} differ"
+        if not same(mine.shown, theirs.shown):
+            return mine.env_steps, "obs differ"
+        if not same(mine.outcome, theirs.outcome):
+            return mine.env_steps, "rewards or flags differ"
     if len(one) != len(other):
         return min(step.env_steps for step in one[-1:] + other[-1:]), "their lengths differ"
     return None
 
-
-@contextmanager
-def _reuse_reported(runner: EnvRunner, timestep: RunnerStep) -> Iterator[None]:
-    """Report observations and infos of `timestep` that the steps within the context change."""
-    kept = own_copy(timestep.shown)
-    infos = {key: copy.copy(info) for key, info in timestep.infos.items() if isinstance(info, dict)}
-    yield
-    for key, obs in timestep.shown.items():
-        if not same(obs, kept.get(key)):
-            message = f"agent {key[1]!r}: the observation of the timestep before has changed"
-            runner.collector.add("ME070", message, runner.env_steps)
-    for name, info in infos.items():
-        if not same(timestep.infos[name], info):
-            message = f"the info of {name!r} of the timestep before has changed"
-            runner.collector.add("ME074", message, runner.env_steps)
-
-
-During: TypeAlias = Callable[[RunnerStep], AbstractContextManager[Any]]
-"""Changes a timestep while the environment takes the next step."""
 
 EPISODES = 3
 EPISODE_STEPS = 40
 """Usual length of a short play: number of episodes, and env steps after which each is stopped."""
 
 
-def play_at_length(runner: EnvRunner, actor: Actor, seed: int, env_steps: int) -> None:
+def play_at_length(runner: Runner, actor: Actor, seed: int, env_steps: int) -> None:
     """Play for `env_steps` env steps; only the first reset gets a seed."""
-    timestep = runner.reset(seed)
+    timestep = runner.begin(seed)
     # Env steps without an action are counted to their end: the count is what is checked.
     while runner.env_steps < env_steps or (runner.idle and runner.env_steps <= env_steps + MAX_EMPTY_STEPS):
-        with _reuse_reported(runner, timestep):
-            timestep = runner.reset(None) if timestep.over else _step(runner, actor, timestep)
+        timestep = runner.step(actor.answer(runner, timestep))
     runner.finish()
     if not runner.episodes:
         runner.collector.add("ME049", f"no episode ended within {runner.env_steps} env steps")
 
 
-def _step(runner: EnvRunner, actor: Actor, timestep: RunnerStep) -> RunnerStep:
-    try:
-        return runner.step(actor.answer(runner, timestep))
-    except Broken as broken:
-        masked = any(
-            usable_mask(obs, runner.spaces(key)[1]) is not None for key, obs in timestep.waiting.items()
-        )
-        if broken.finding == "ME090" and masked and actor.is_random:
-            broken.finding = "ME053"
-            broken.message = f"{broken.message}, after an action that the mask allows"
-        raise
-
-
-def play_episodes(
-    runner: EnvRunner,
-    actor: Actor,
-    seed: int | None,
-    length: tuple[int, int],
-    during: During = nullcontext,
-) -> Iterator[RunnerStep]:
+def play_episodes(runner: Runner, actor: Actor, seed: int, length: tuple[int, int]) -> Iterator[RunnerStep]:
     """Yield copies of the timesteps of a few short episodes; a crash is the last one.
 
     Args:
         runner: The environment.
         actor: Chooses the actions.
-        seed: Seed of the first episode, counted up for the next ones; None for no seeds.
+        seed: Seed of the first episode, counted up for the next ones.
         length: Number of episodes, and env steps after which each is stopped.
-        during: Context around each step.
     """
     start = runner.env_steps
     episodes, steps = length
     try:
         for episode in range(episodes):
-            timestep = runner.reset(None if seed is None else seed + episode)
+            timestep = runner.reset(seed + episode)
             begin = runner.env_steps
             yield timestep.copied(runner.env_steps - start)
             while not timestep.over and runner.env_steps - begin < steps:
-                answers = actor.answer(runner, timestep)
-                with during(timestep):
-                    timestep = runner.step(answers)
-                    copied = timestep.copied(runner.env_steps - start)
-                yield copied
+                timestep = runner.step(actor.answer(runner, timestep))
+                yield timestep.copied(runner.env_steps - start)
     except Broken as broken:
         yield RunnerStep({}, {}, env_steps=runner.env_steps - start, broken=broken)
-
-
-@contextmanager
-def written_into(timestep: RunnerStep) -> Iterator[None]:
-    """Change every array in the observations of `timestep` within the context.
-
-    Arrays may be shared constants, so that they are restored, unless the environment wrote new numbers.
-    """
-    changed: list[tuple[Any, Any, Any]] = []
-    try:
-        for obs in timestep.shown.values():
-            for array in filter(_is_writable, values_in(obs)):
-                before = array.copy()
-                _change(array)
-                changed.append((array, before, array.copy()))
-        yield
-    finally:
-        for array, before, after in reversed(changed):
-            if same(array, after):
-                array[...] = before
-
-
-def _is_writable(value: object) -> bool:
-    return isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf"
-
-
-def _change(array: Any) -> None:
-    if array.dtype.kind == "b":
-        np.logical_not(array, out=array)
-    else:
-        np.add(array, 1, out=array, casting="unsafe")
 
 
 _OTHER_SEED = 1_000_003
@@ -228,7 +152,7 @@ _COMMON = 3
 """Randomness that changes less than one episode in three proves nothing in a few episodes."""
 _SLOW_STEPS = 2
 
-NewRunner = Callable[[int], EnvRunner | None]
+NewRunner = Callable[[int], Runner | None]
 """Creates a runner of a new copy with a vector_index; None if there is only one instance."""
 
 
@@ -238,7 +162,7 @@ class SeedProbe:
     def __init__(
         self,
         collector: FindingCollector,
-        runner: EnvRunner,
+        runner: Runner,
         new_runner: NewRunner,
         seed: int,
         action_fn: ActionFn | None,
@@ -251,7 +175,7 @@ class SeedProbe:
         self._action_fn = action_fn
         self._action_log: ActionLog = []
         self._first: Play = []
-        self._copies: list[EnvRunner] = []
+        self._copies: list[Runner] = []
         self._length = (1, _SLOW_STEPS) if is_slow else (EPISODES, EPISODE_STEPS)
         self._one_episode = (1, self._length[1])
 
@@ -268,19 +192,17 @@ class SeedProbe:
             # The other checks compare with episodes that repeat.
             return
         else:
-            self._check_unseeded(first)
             self._check_neighbours()
             self._check_rows(first)
-            self._check_writing(first)
 
     def _again(self) -> Actor:
         """Return an actor that repeats the recorded actions as far as they fit."""
         return Actor(self._seed, self._action_fn, self._action_log)
 
-    def _play(self, runner: EnvRunner, seed: int, during: During = nullcontext) -> Play:
-        return list(play_episodes(runner, self._again(), seed, self._length, during))
+    def _play(self, runner: Runner, seed: int) -> Play:
+        return list(play_episodes(runner, self._again(), seed, self._length))
 
-    def _repeats(self, runner: EnvRunner) -> bool:
+    def _repeats(self, runner: Runner) -> bool:
         again = [(runner, "of the same environment"), *((copy, "of two copies") for copy in self._copies[1:])]
         for which, where in again:
             found = first_difference(self._first, self._play(which, self._seed))
@@ -310,7 +232,7 @@ class SeedProbe:
         )
         return True
 
-    def _check_rows(self, runner: EnvRunner) -> None:
+    def _check_rows(self, runner: Runner) -> None:
         """Report sub-environments of one vectorised environment that play the same episodes."""
         seed = self._seed + _OTHER_SEED
         indices = sorted({key[0] for key in self._first[0].shown}, key=str)
@@ -328,42 +250,17 @@ class SeedProbe:
                 )
                 return
 
-    def _check_unseeded(self, runner: EnvRunner) -> None:
-        """Report episodes that depend on the seed and are all equal without one."""
-        if first_difference(self._first, self._play(runner, self._seed + _OTHER_SEED)) is None:
-            return
-        unseeded = self._different_episodes(runner, [None] * _EPISODES_COMPARED)
-        # Chance may begin late or be rare. Then episodes without a seed are often equal, and so are those with one.
-        if next(unseeded, None) is None and self._is_common(runner):
-            self._collector.add(
-                "ME063",
-                f"{_EPISODES_COMPARED} episodes after a reset without a seed are all the same, expected chance",
-            )
-
-    def _different_episodes(self, runner: EnvRunner, seeds: Sequence[int | None]) -> Iterator[int]:
-        first, *others = (
-            list(play_episodes(runner, self._again(), seed, self._one_episode)) for seed in seeds
-        )
-        for place, episode in enumerate(others, 1):
-            if first_difference(first, episode) is not None:
-                yield place
-
-    def _always_alike(self, runner: EnvRunner, one: object, other: object) -> bool:
+    def _always_alike(self, runner: Runner, one: object, other: object) -> bool:
         """Return whether two sub-environments play the same episode with every seed, and many seeds another one."""
         shown = []
-        for seed in self._seeds():
+        for number in range(_EPISODES_COMPARED):
+            seed = self._seed + _OTHER_SEED * number
             actor = Actor(self._seed, self._action_fn, same_for_all=True)
             entries = list(play_episodes(runner, actor, seed, self._one_episode))
             shown.append([_part(entry, one) for entry in entries])
             if not same(shown[-1], [_part(entry, other) for entry in entries]):
                 return False
         return _COMMON * sum(not same(shown[0], episode) for episode in shown[1:]) > len(shown)
-
-    def _seeds(self) -> list[int]:
-        return [self._seed + _OTHER_SEED * number for number in range(_EPISODES_COMPARED)]
-
-    def _is_common(self, runner: EnvRunner) -> bool:
-        return _COMMON * len(list(self._different_episodes(runner, self._seeds()))) > _EPISODES_COMPARED
 
     def _check_neighbours(self) -> None:
         """Report a copy that plays differently while another one is played."""
@@ -386,15 +283,6 @@ class SeedProbe:
                 "ME076", f"an episode played while another copy runs, with the same seed: {what}", step
             )
 
-    def _check_writing(self, runner: EnvRunner) -> None:
-        """Report an environment that keeps using the arrays that it returned."""
-        with np.errstate(all="ignore"):
-            written = self._play(runner, self._seed, written_into)
-        found = first_difference(self._first, written)
-        if found is not None:
-            step, what = found
-            self._collector.add("ME073", f"after the observations were written into: {what}", step)
-
 
 def _part(entry: RunnerStep, env_id: object) -> Any:
-    return {key[1]: obs for key, obs in entry.shown.items() if key[0] == env_id}
+    return {key[1:]: obs for key, obs in entry.shown.items() if key[0] == env_id}

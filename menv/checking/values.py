@@ -1,6 +1,6 @@
 """Checks of single values: spaces, observations, masks, rewards, flags, infos, and the global generators.
 
-The runners of all kinds of environments call them for each value.
+`Runner` calls them for each row.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -17,12 +17,10 @@ import gymnasium as gym
 import numpy as np
 
 from menv import spaces
-from menv.adapters.poll_events import check_info as dict_info
 from menv.checking.codes import Broken, FindingCollector
 from menv.connectors.action_output import component_sizes, flat_action_space
 from menv.connectors.obs_preprocessor import why_nothing
-from menv.env_calls import as_flag, as_reward
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.spaces import bounds, built, flat_mask, parts_of, why_outside
 
@@ -63,7 +61,7 @@ def check_obs(report: Report, who: str, space: gym.Space[Any], obs: object) -> N
             got = np.asarray(value).dtype
             report("ME034", f"{who}{path}: is {got}, expected {leaf.dtype}, to which it is cast", path)
         elif isinstance(leaf, _ARRAYS) and isinstance(value, list | tuple):
-            report("ME033", f"{who}{path}: is a {type(value).__name__}, expected an array", path)
+            report("ME034", f"{who}{path}: is a {type(value).__name__}, expected an array", path)
 
 
 def _code_of(space: gym.Space[Any], value: Any) -> str:
@@ -177,33 +175,9 @@ def components(flags: Any, action_space: Any) -> list[Any]:
     return np.split(flags, np.cumsum(component_sizes(action_space))[:-1])
 
 
-def reported(report: Report, rule: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of a rule that adapters call; report its error and return None."""
-    try:
-        return rule(*args)
-    except ContractError as error:
-        broken = Broken.of(error)
-        report(broken.finding, broken.message, fix=broken.fix)
-        return None
-
-
-def check_reward(report: Report, who: str, reward: object, otherwise: str = "") -> float:
-    """Return a reward as a float, 0.0 if it is reported as no finite number; `otherwise` as in `as_reward`."""
-    return reported(report, as_reward, reward, f"{who}the reward", otherwise) or 0.0
-
-
-def check_flag(report: Report, who: str, flag: object, otherwise: str = "") -> bool:
-    """Return a flag as a bool, and report one of another type; `otherwise` ends the advice."""
-    is_set = reported(report, as_flag, flag, who, f"return one flag{otherwise}")
-    if is_set is not None and not isinstance(flag, bool | np.bool_):
-        report("ME023", f"{who} is the {type(flag).__name__} {flag!s:.40}, expected True or False")
-    return bool(is_set)
-
-
 def check_info(report: Report, who: str, info: object, obs: object) -> None:
-    """Report an info that is no dict, or holds a mask, which is read from observations only."""
-    reported(report, dict_info, info, f"{who}the info")
-    if isinstance(info, dict) and MASK_KEY in info and not (isinstance(obs, dict) and MASK_KEY in obs):
+    """Report an info that holds a mask, which is read from observations only."""
+    if isinstance(info, Mapping) and MASK_KEY in info and not (isinstance(obs, dict) and MASK_KEY in obs):
         rule = "expected in the observation, where masks are read"
         report("ME054", f"{who}{MASK_KEY!r} is in the info, {rule}")
 
@@ -215,7 +189,7 @@ def check_pair(collector: FindingCollector, who: str, obs_space: Any, action_spa
             raise Broken("ME001", f"{who}the {name} space is None, expected a gymnasium space")
         if not isinstance(space, gym.Space):
             kind = f"{type(space).__module__}.{type(space).__qualname__}"
-            raise Broken("ME002", f"{who}the {name} space is a {kind}, expected a gymnasium.Space")
+            raise Broken("ME001", f"{who}the {name} space is a {kind}, expected a gymnasium.Space")
     for name, space, takes in (
         ("observation", obs_space, _readable(obs_space)), ("action", action_space, _has_head(action_space)),
     ):  # fmt: skip

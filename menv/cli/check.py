@@ -30,7 +30,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "--config", type=json_settings, action="append", default=[], help="env_config as a JSON object"
     )
     parser.add_argument("--json", action="store_true", help="print the findings as one JSON list")
-    parser.add_argument("--ignore", type=_codes, default=[], help="codes to ignore, such as ME012,ME013")
+    parser.add_argument("--ignore", type=_codes, default=[], help="codes to ignore, such as ME006,ME049")
     parser.add_argument("--seed", type=int, default=0, help="seed of resets and random actions (%(default)s)")
     parser.add_argument(
         "--steps", type=int, default=ENV_STEPS, help="number of env steps to run (%(default)s)"

@@ -37,6 +37,7 @@ def to_base_env(
     env_timeout: float | None = None,
     engine: EngineName | Engine | None = None,
     remote_envs_per_process: int = 1,
+    strict: bool = False,
 ) -> Adapter:
     """Return `env` and its copies as one `BaseEnv`.
 
@@ -60,6 +61,7 @@ def to_base_env(
         env_timeout: Seconds after which a remote sub-environment that does not answer is given up; None waits forever.
         engine: "process" or "ray", or an engine that nothing else uses; None chooses Ray where it is installed.
         remote_envs_per_process: Number of sub-environments that share a process, where they step one after the other.
+        strict: Whether the tables of a custom BaseEnv are searched for contradictions, as `check_env` does.
 
     Raises:
         ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is missing, or a
@@ -74,7 +76,7 @@ def to_base_env(
         return convert.to_local_base_env(
             env, make_env, num_envs, restart_failed_sub_environments=restart_failed_sub_environments,
             num_consecutive_env_failures_tolerance=num_consecutive_env_failures_tolerance, seed=seed,
-            first_index=first_index,
+            first_index=first_index, strict=strict,
         )  # fmt: skip
     make = _creator(env, make_env, num_envs)
     tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None

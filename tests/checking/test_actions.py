@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from menv.checking import check_env
+from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv
-from tests.bad_input.broken_envs import UNIT
-from tests.checking.test_check_env import Fresh, FreshGym, codes
+from tests.bad_input.broken_envs import UNIT, Faulty, FaultyGym
+from tests.checking.test_check_env import codes
 
 
 def test_given_actions_decide() -> None:
     taken: list[Any] = []
 
-    class Notes(Fresh):
+    class Notes(Faulty):
         def step(self, action_dict: Any) -> Any:
             taken.extend(action_dict.values())
             if action_dict["bob"] != 1:
@@ -28,12 +29,14 @@ def test_given_actions_decide() -> None:
     taken.clear()
     assert check_env(Notes, actions=lambda obs, agent_id: int(agent_id == "bob")) == []
     assert set(taken) == {0, 1}
+    with pytest.raises(ConfigError, match="actions returned 2 for agent 'ann'"):
+        check_env(Notes, actions=lambda obs, agent_id: 2)
 
 
 def test_given_actions_that_are_chance_do_not_look_like_a_broken_seed() -> None:
     rng = np.random.default_rng()
 
-    class Echo(FreshGym):
+    class Echo(FaultyGym):
         last = 0
 
         def observe(self) -> Any:
@@ -53,7 +56,7 @@ def test_given_actions_that_are_chance_do_not_look_like_a_broken_seed() -> None:
 def test_random_actions_keep_to_the_mask() -> None:
     space = gym.spaces.Dict({"action_mask": gym.spaces.Box(0, 1, (5,), np.int8), "view": UNIT})
 
-    class Doors(FreshGym):
+    class Doors(FaultyGym):
         observation_space: Any = space
         action_space = gym.spaces.MultiDiscrete([2, 3])
 
@@ -121,7 +124,7 @@ def test_masks_of_a_group_that_allow_a_member_nothing_or_do_not_fit_are_found() 
 
 
 def test_one_mask_holds_for_the_parts_of_a_nested_action() -> None:
-    class Doors(FreshGym):
+    class Doors(FaultyGym):
         observation_space: Any = gym.spaces.Dict(
             {"action_mask": gym.spaces.Box(0, 1, (5,), np.int8), "view": UNIT}
         )
@@ -143,7 +146,7 @@ def test_one_mask_holds_for_the_parts_of_a_nested_action() -> None:
 def test_a_mask_that_forbids_one_component_entirely_is_found() -> None:
     space = gym.spaces.Dict({"action_mask": gym.spaces.Box(0, 1, (5,), np.int8), "view": UNIT})
 
-    class Half(FreshGym):
+    class Half(FaultyGym):
         observation_space: Any = space
         action_space = gym.spaces.MultiDiscrete([2, 3])
 
@@ -172,7 +175,7 @@ def test_a_mask_that_forbids_one_component_entirely_is_found() -> None:
     ids=str,
 )
 def test_random_actions_lie_in_their_space(space: Any) -> None:
-    class Takes(FreshGym):
+    class Takes(FaultyGym):
         action_space = space
 
         def step(self, action: Any) -> Any:
@@ -193,7 +196,7 @@ def test_random_actions_lie_in_their_space(space: Any) -> None:
     ids=str,
 )
 def test_nested_actions_that_stock_networks_give_are_no_finding(space: Any, found: list[str]) -> None:
-    class Takes(FreshGym):
+    class Takes(FaultyGym):
         action_space = space
 
     assert codes(check_env(Takes, env_steps=20)) == found

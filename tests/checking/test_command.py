@@ -14,7 +14,7 @@ from menv.cli.check import main
 from menv.registry import register_env
 from tests.house.sources import ROOT
 
-FAULTY = "tests.bad_input.broken_envs:Faulty"
+DOUBLES = "tests.checking.test_check_env:Doubles"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,10 +34,10 @@ def test_a_right_environment_exits_0() -> None:
 
 
 def test_a_warning_is_a_line_and_exits_0() -> None:
-    done = run(FAULTY)
+    done = run(DOUBLES)
     assert (done.returncode, done.stderr) == (0, "")
     (line,) = done.stdout.splitlines()
-    assert line.startswith("ME073 warning, env step 1: ")
+    assert line.startswith("ME034 warning, env step 0: ")
 
 
 def test_an_error_exits_1_and_json_is_one_list(capsys: pytest.CaptureFixture[str]) -> None:

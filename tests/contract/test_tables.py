@@ -1,4 +1,4 @@
-"""A `BaseEnv` of one's own that returns tables: mistakes are named in the poll in which they are made."""
+"""A `BaseEnv` of one's own that returns tables: `strict` names mistakes in the poll in which they are made."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def changed(**parts: Callable[[Any], Any]) -> BaseEnv:
     return Changed()
 
 
-def play(env: BaseEnv, polls: int = 6) -> list[Ready]:
+def play(env: BaseEnv, polls: int = 6, strict: bool = True) -> list[Ready]:
     """Poll and answer everybody."""
-    base_env, polled = to_base_env(env), []
+    base_env, polled = to_base_env(env, strict=strict), []
     for _ in range(polls):
         polled.append(base_env.poll())
         base_env.send_actions(polled[-1].slots, [0] * len(polled[-1].slots))
@@ -92,116 +92,88 @@ def first(**values: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    ("parts", "message"),
+    ("part", "change"),
     [
-        ({"rewards": lambda a: a[1:]}, "rewards: 5, expected 6, one for each slot"),
-        (
-            {"rewards": lambda a: a * np.nan},
-            "the reward of agent 'a' of env 0 is nan, expected a finite number",
-        ),
-        ({"rewards": lambda a: None}, "rewards: "),
-        ({"obs": lambda a: a[1:]}, "obs: 5, expected 6"),
-        ({"obs": lambda a: None}, "obs: NoneType, expected 6"),
-        ({"infos": lambda a: [{}]}, "infos: 1, expected 6"),
-        ({"slots": lambda a: a[:, None]}, r"slots: int32 of shape \(6, 1\), expected \[R\] integers"),
-        ({"slots": lambda a: a * 1.0}, "slots: float64 of shape"),
-        ({"slots": lambda a: a * 0}, r"slots: agent 'a' of env 0 \(slot 0\) has 6 rows, expected one"),
-        ({"slots": lambda a: a + 1}, "slots: there is a row for slot 6, on which no agent lives"),
-        ({"slots": lambda a: a - 1}, "slots: there is a row for slot -1, on which no agent lives"),
-        (
-            {"joined": lambda a: ()},
-            "slots: there is a row for slot 0, on which no agent lives, expected slots of",
-        ),
-        (
-            {"joined": lambda a: [*a, *a[:1]]},
-            "joined: agent 'a' of env 0 joins on slot 0, on which agent 'a' of env 0",
-        ),
-        (
-            {"joined": lambda a: [*a, Join(9, 0, "d", 0)]},
-            r"joined: agent 'd' of env 0 \(slot 9\) joins and has no row",
-        ),
-        ({"joined": first(slot=-3)}, "joined: slot -3, expected an integer from 0"),
-        ({"joined": first(slot=1 << 40)}, "joined: slot 1099511627776, expected an integer from 0"),
-        ({"joined": first(env_index=2)}, "joined: env_index 2, expected an integer from 0 to 1"),
-        ({"joined": lambda a: [tuple(one) for one in a]}, "joined: tuple, expected menv.Join"),
-        (
-            {"ended": lambda a: ()},
-            r"episodes: the episode of env 0 ended while agents \['a', 'b', 'c'\] live on",
-        ),
-        ({"ended": lambda a: a[1:]}, r"episodes: the episode of env 0 ended while agents \['a'\] live on"),
-        (
-            {"ended": lambda a: [*a, *a[:1]]},
-            "ended: agent 'a' of env 0 ends on slot 0, on which no agent lives",
-        ),
-        ({"ended": first(slot=77)}, "ended: agent 'a' of env 0 ends on slot 77, on which no agent lives"),
-        (
-            {"ended": first(agent_id="b")},
-            "ended: agent 'b' of env 0 ends on slot 0, on which agent 'a' of env 0",
-        ),
-        (
-            {"ended": first(reward=np.inf)},
-            "ended: the reward of agent 'a' of env 0 is inf, expected a finite",
-        ),
-        ({"ended": lambda a: [tuple(one) for one in a]}, "ended: tuple, expected menv.End"),
-        ({"ended": lambda a: None}, "ended: NoneType, expected a list"),
-        ({"ended": first(terminated=False)}, r"ended: agent 'a' of env 0 \(slot 0\) is neither terminated"),
-        (
-            {"ended": first(info=None)},
-            r"ended: the info of agent 'a' of env 0 \(slot 0\) is NoneType, expected a dict",
-        ),
-        (
-            {"episodes": first(env_id="x")},
-            "episodes: env 'x' has env_index 0, where the episode of env 0 runs",
-        ),
-        ({"episodes": first(env_steps=None)}, "episodes: the episode of env 0 has length None"),
-        ({"joined": first(env_index=1)}, "joined: env 0 has env_index 0, and its episode runs at 1"),
-        ({"joined": first(agent_id="b")}, r"joined: agent 'b' of env 0 \(slot 0\) joins again, on slot 1"),
-        (
-            {"joined": first(agent_id="__all__")},
-            "joined: an agent is called '__all__', expected another name",
-        ),
-        (
-            {"joined": first(agent_id="__common__")},
-            "joined: an agent is called '__common__', expected another name",
-        ),
-        ({"joined": first(agent_id=[])}, r"joined: the id \(0, \[\]\), expected ids that can be keys"),
-        ({"taken": lambda a: {9: 0}}, "taken: an action for slot 9, which has no row"),
-        (
-            {"env_steps": lambda a: a % 4},
-            "env_steps: 0 of sub-environment 0, after 3, expected never less than before",
-        ),
-        ({"episodes": first(env_index=-1)}, "episodes: env_index -1, expected an integer from 0 to 1"),
-        ({"episodes": first(unclaimed=1)}, "episodes: 1 entries of `unclaimed` before the end of env 0"),
-        ({"episodes": lambda a: [tuple(one) for one in a]}, "episodes: tuple, expected menv.EpisodeEnd"),
-        ({"unclaimed": lambda a: [Unclaimed(0, "a", None, 0)]}, "unclaimed: the reward of agent 'a'"),  # type: ignore[arg-type]
-        ({"unclaimed": lambda a: [Unclaimed(0, "a", 1.0, 7)]}, "unclaimed: env_index 7"),
-        ({"unclaimed": lambda a: [1.0]}, "unclaimed: float, expected menv.Unclaimed"),
-        ({"played": lambda a: [None]}, "played: pieces of episodes, expected none"),
-        ({"env_steps": lambda a: a[1:]}, r"env_steps: int64 of shape \(1,\), expected \[2\] integers"),
-        ({"env_steps": lambda a: None}, "env_steps: object of shape"),
-        (
-            {"env_steps": lambda a: 0 * a},
-            "env_steps: sub-environment 0 has new rows and 0 env steps, as with its rows",
-        ),
+        ("rewards", lambda a: a[1:]),
+        ("obs", lambda a: a[1:]),
+        ("infos", lambda a: [{}]),
+        ("slots", lambda a: a[:, None]),
+        ("slots", lambda a: a * 1.0),
+        ("slots", lambda a: a * 0),
+        ("slots", lambda a: a + 1),
+        ("slots", lambda a: a - 1),
+        ("joined", lambda a: [*a, *a[:1]]),
+        ("joined", lambda a: [*a, Join(9, 0, "d", 0)]),
+        ("joined", first(slot=-3)),
+        ("joined", first(env_index=2)),
+        ("joined", first(env_index=1)),
+        ("joined", first(agent_id="b")),
+        ("joined", first(agent_id="__all__")),
+        ("joined", lambda a: [tuple(one) for one in a]),
+        ("ended", lambda a: [*a, *a[:1]]),
+        ("ended", first(slot=77)),
+        ("ended", first(agent_id="b")),
+        ("ended", first(terminated=False)),
+        ("ended", first(info=None)),
+        ("ended", lambda a: [tuple(one) for one in a]),
+        ("episodes", first(env_index=-1)),
+        ("episodes", first(env_index=1)),
+        ("episodes", first(unclaimed=1)),
+        ("unclaimed", lambda a: [Unclaimed(0, "a", 1.0, 7)]),
+        ("unclaimed", lambda a: [1.0]),
+        ("taken", lambda a: {9: 0}),
+        ("played", lambda a: [None]),
+        ("env_steps", lambda a: a[1:]),
+        ("env_steps", lambda a: a % 4),
+        ("env_steps", lambda a: 0 * a),
     ],
 )
-def test_a_table_that_contradicts_itself_is_refused(parts: dict[str, Any], message: str) -> None:
-    with pytest.raises(ContractError, match=f"^Changed.poll: {message}.*; "):
-        play(changed(**parts))
+def test_a_table_that_contradicts_itself_is_refused(part: str, change: Callable[[Any], Any]) -> None:
+    with pytest.raises(ContractError, match=f"^Changed.poll: {part}: .*; ") as refused:
+        play(changed(**{part: change}))
+    assert refused.value.finding == "ME100"
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "named"),
+    [
+        ("joined", lambda a: (), "slots"),
+        ("ended", lambda a: a[1:], "episodes"),
+        ("obs", lambda a: None, "a part"),
+        ("ended", lambda a: None, "a part"),
+        ("episodes", first(env_steps=None), "a part"),
+    ],
+)
+def test_what_is_missing_shows_elsewhere(part: str, change: Callable[[Any], Any], named: str) -> None:
+    with pytest.raises(ContractError, match=f"^Changed.poll: {named}: "):
+        play(changed(**{part: change}))
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("rewards", lambda a: a * np.nan),
+        ("ended", first(reward=np.inf)),
+        ("unclaimed", lambda a: [Unclaimed(0, "a", None, 0)]),  # type: ignore[arg-type]
+    ],
+)
+def test_a_reward_that_is_no_finite_number_is_refused_everywhere(
+    part: str, change: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(ContractError, match=r"^Changed.poll: .*the reward of agent 'a' of env 0"):
+        play(changed(**{part: change}), strict=False)
 
 
 def test_a_row_that_waits_is_not_delivered_again() -> None:
-    base_env = to_base_env(Pairs())
+    base_env = to_base_env(Pairs(), strict=True)
     base_env.send_actions(base_env.poll().slots, [0] * 6)
     base_env.poll()
-    with pytest.raises(
-        ContractError, match=r"slots: agent 'a' of env 0 \(slot 0\) waits already, expected each row once"
-    ):
+    with pytest.raises(ContractError, match="waits already"):
         base_env.poll()
 
 
 def test_an_end_comes_after_the_answer_or_after_a_reset() -> None:
-    base_env = to_base_env(Pairs())
+    base_env = to_base_env(Pairs(), strict=True)
     base_env.send_actions(base_env.poll().slots, [0] * 6)
     for steps in range(3):
         ready = base_env.poll()
@@ -209,11 +181,9 @@ def test_an_end_comes_after_the_answer_or_after_a_reset() -> None:
             base_env.send_actions(ready.slots, [0] * 6)
     env = base_env.inner  # type: ignore[attr-defined]
     env.send_actions(None)
-    with pytest.raises(
-        ContractError, match=r"ended: agent 'a' of env 0 \(slot 0\) ends while it waits for an action"
-    ):
+    with pytest.raises(ContractError, match="ends while it waits"):
         base_env.poll()
-    base_env = to_base_env(Pairs())
+    base_env = to_base_env(Pairs(), strict=True)
     base_env.poll()
     env = base_env.inner  # type: ignore[attr-defined]
     env.env_steps += 4
@@ -268,13 +238,12 @@ def test_what_the_environment_raises_is_its_own() -> None:
     ("slots", "message"),
     [
         ([0], "none for waiting \\[\"'b'\", \"'c'\"\\]"),
-        ([0, 1, 2, 2], "several actions for one slot"),
         ([6], "no agent has slot 6"),
     ],
 )
 def test_answers_are_for_those_who_wait(slots: list[int], message: str) -> None:
     env = Pairs()
-    base_env = to_base_env(env)
+    base_env = to_base_env(env, strict=True)
     base_env.poll()
     with pytest.raises(ContractError, match=f"send_actions: .*{message}"):
         base_env.send_actions(slots, [1] * len(slots))
@@ -287,7 +256,7 @@ def test_answers_are_for_those_who_wait(slots: list[int], message: str) -> None:
 
 def test_nested_answers_reach_the_environment_as_slots_and_actions() -> None:
     env = Pairs()
-    base_env = to_base_env(env)
+    base_env = to_base_env(env, strict=True)
     obs = base_env.poll()[0]
     base_env.send_actions(
         {world: {agent: ord(agent) for agent in by_agent} for world, by_agent in obs.items()}
@@ -295,7 +264,7 @@ def test_nested_answers_reach_the_environment_as_slots_and_actions() -> None:
     ((slots, actions),) = env.taken
     assert slots.tolist() == list(range(6))
     assert actions == [97, 98, 99] * 2
-    with pytest.raises(ContractError, match=r"env 0 got actions for not waiting \[\"'z'\"\]"):
+    with pytest.raises(ContractError, match="'z'"):
         base_env.send_actions({0: {"z": 1}})
 
 

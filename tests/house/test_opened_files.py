@@ -20,7 +20,6 @@ FUNCTIONS = {
 }
 
 ELSEWHERE = {
-    "menv/checking/check.py": "the system's list of processes",
     "menv/cli/arguments.py": "/dev/null",
     "menv/inference/checkpoint_folder.py": "a folder, to lock it",
     "menv/inference/policy_bundle.py": "what it has just written, to sync it",
