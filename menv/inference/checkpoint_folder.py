@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import shutil
-import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -55,13 +55,13 @@ RUN_CHECKPOINTS = "checkpoints"
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 _NUMBER = re.compile(r"\d{6,18}")
+_DRAFT = re.compile(r"\.(writing|replaced|removed)-\d{6,18}-[0-9a-f]{8}|\.latest-[0-9a-f]{8}")
 _FILE = re.compile(r"[a-z_]{1,40}\.(json|safetensors)")
 _MOST_FILES = 16
 _MOST_JSON, _MOST_VALUES = MOST_BYTES, 1 << 21
 """Bytes of a JSON file, and values in it; `save` refuses more."""
 _MOST_IN_MANIFEST, _MOST_NAME = 1 << 19, 1 << 10
-_BLOCK = 1 << 20
-_here = threading.local()
+_LONGEST_SAVE = 3600
 
 
 def check_root(root: Path) -> None:
@@ -93,15 +93,7 @@ def write_checkpoint(
     check_root(root)
     with writing("save", f"checkpoint {number} in {root}"):
         root.mkdir(parents=True, exist_ok=True)
-        return _write_alone(root, f"{number:06d}", manifest, files, add)
-
-
-def _write_alone(root: Path, name: str, *content: Any) -> Path:
-    with _alone(root) as outermost:
-        written = _written(root, name, *content)
-        if outermost:
-            _sweep(root)
-    return written
+        return _written(root, f"{number:06d}", manifest, files, add)
 
 
 def _written(
@@ -112,20 +104,29 @@ def _written(
     add: Callable[[Path], Mapping[str, Any]] | None,
 ) -> Path:
     tag = secrets.token_hex(4)
-    folder = root / f".writing-{name}-{tag}"
+    folder, target, replaced = root / f".writing-{name}-{tag}", root / name, root / f".replaced-{name}-{tag}"
     try:
         _fill(folder, manifest, files, add)
     except BaseException:
         # On a full disk a draft would block the next save.
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    target = root / name
     if target.exists():
         # Until `folder` has its name, readers use this one.
-        os.replace(target, root / f".replaced-{name}-{tag}")
+        os.replace(target, replaced)
     os.replace(folder, target)
     policy_bundle.sync(root)
-    _point(root, name, tag)
+    draft = root / f".latest-{tag}"
+    draft.write_text(f"{name}\n", "ascii")
+    policy_bundle.sync(draft)
+    os.replace(draft, root / LATEST)
+    policy_bundle.sync(root)
+    # Also what a process left that was killed while it wrote, but not what one writes now.
+    for path in (replaced, *root.glob(".*")):
+        with suppress(OSError):
+            old = _DRAFT.fullmatch(path.name) and time.time() - path.lstat().st_mtime > _LONGEST_SAVE
+            if old or path == replaced:
+                _remove(path)
     return target
 
 
@@ -181,13 +182,12 @@ def without_secrets_in(folder: Path) -> Iterator[Path]:
 
 def keep_only(root: Path, names: set[str]) -> None:
     """Delete all checkpoints except `names` and the latest one."""
-    with _alone(root):
-        latest = _named(root)
-        for folder in numbered(root):
-            if folder.name not in names and folder.name != latest:
-                gone = root / f".removed-{folder.name}-{secrets.token_hex(4)}"
-                os.replace(folder, gone)
-                _remove(gone)
+    latest = _named(root)
+    for folder in numbered(root):
+        if folder.name not in names and folder.name != latest:
+            gone = root / f".removed-{folder.name}-{secrets.token_hex(4)}"
+            os.replace(folder, gone)
+            _remove(gone)
 
 
 def numbered(root: Path) -> list[Path]:
@@ -328,48 +328,6 @@ def _damaged(path: Path, what: str) -> ConfigError:
     return ConfigError(f"{path}: {what}, expected the file as it was written; load another checkpoint")
 
 
-def _point(root: Path, name: str, tag: str) -> None:
-    temporary = root / f".latest-{tag}"
-    temporary.write_text(f"{name}\n", "ascii")
-    policy_bundle.sync(temporary)
-    os.replace(temporary, root / LATEST)
-    policy_bundle.sync(root)
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[bool]:
-    """Lock the folder: other writers would delete half-written drafts as those of a killed process.
-
-    Yields False in the handler of a signal that saves during a save, which cannot wait.
-    """
-    outermost = not getattr(_here, "writes", False)
-    if os.name == "nt" or not outermost:
-        yield outermost
-        return
-    import fcntl
-
-    handle = os.open(root, os.O_RDONLY)
-    _here.writes = True
-    try:
-        # Some file systems have no locks; a lock ends with its process.
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield True
-    finally:
-        _here.writes = False
-        with suppress(OSError):
-            # Closing is not enough if a forked process has the handle, too.
-            fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
-
-
-def _sweep(root: Path) -> None:
-    for pattern in (".writing-*", ".replaced-*", ".removed-*", ".latest-*"):
-        for path in root.glob(pattern):
-            with suppress(OSError):
-                _remove(path)
-
-
 def _remove(path: Path) -> None:
     """Delete a file or a folder; of a symbolic link, the link alone."""
     if path.is_dir() and not path.is_symlink():
@@ -379,11 +337,8 @@ def _remove(path: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    found = hashlib.sha256()
     with opened(path) as file:
-        while block := file.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 T = TypeVar("T")

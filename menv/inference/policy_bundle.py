@@ -2,27 +2,29 @@
 
 `NetworkPolicy.export_checkpoint` writes it, `Policy.from_checkpoint` reads it. The manifest describes spaces,
 connectors, recurrent layout and action head, and holds the hash of each file and of itself. Names of files are
-constants; names in files are looked up among registered ones, never imported. Servers send the same files as one
-msgpack map.
+constants; names in files are looked up among registered ones, never imported. Servers send the folder as a zip archive.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import itertools
 import json
 import os
 import secrets
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import gymnasium as gym
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -151,24 +153,17 @@ def check_files(files: Mapping[str, bytes], manifest: Mapping[str, Any], where: 
             )
 
 
-def check_size(name: str, size: int, where: str) -> None:
-    """Refuse a file that is larger than it can be."""
-    most = _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH)
-    if size > most:
-        raise ConfigError(f"{where}: {size} bytes, expected at most {most}; export the policy again")
+def _most_bytes(name: str) -> int:
+    return _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH)
 
 
 def _read(folder: Path, name: str) -> bytes:
     path = folder / name
     try:
-        return plain_files.read(path, _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path}: is missing, expected a file that export_checkpoint wrote; copy the folder again"
-        ) from error
+        return plain_files.read(path, _most_bytes(name))
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be opened ({error.strerror}), expected a plain file; copy the folder again"
+            f"{path}: cannot be read ({error.strerror}), expected a file that export_checkpoint wrote; {_AGAIN}"
         ) from error
 
 
@@ -211,8 +206,6 @@ def sync(path: Path) -> None:
 
 
 _GRAPHS: dict[GraphKind, str] = {"act": ACTING, "greedy": GREEDY, "evaluate": EVALUATE}
-_MOST_STATES, _MOST_STATE = 64, 1 << 24
-_MOST_NAME = 200
 _PREPROCESSOR, _NORMALIZE, _CLIP = "ObsPreprocessor", "NormalizeActions", "ClipActions"
 _FULL_NAMES = {
     _PREPROCESSOR: "ObsPreprocessorConnector",
@@ -220,6 +213,8 @@ _FULL_NAMES = {
     _CLIP: "ClipActionsConnector",
 }
 """Short names of the default connectors in a manifest, and their registered names."""
+_Listed: TypeAlias = list[tuple[Annotated[str, Meta(max_length=200)], Any]]
+_Size: TypeAlias = Annotated[int, Meta(gt=0, le=1 << 24)]
 P = TypeVar("P", AgentConnectorPipeline, ActionConnectorPipeline)
 
 
@@ -297,9 +292,13 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     for name in _GRAPHS.values():
         refuse_unsafe_model(files[name], f"{where}/{name}")
     try:
+        read = msgspec.convert(manifest, _Manifest)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}/{MANIFEST}: {error}; export the policy again") from error
+    try:
         for name in (WEIGHTS, GOLDEN):
             check_header(files[name])
-        networks = _networks(manifest, files, f"{where}/{MANIFEST}")
+        networks = _networks(read, files, f"{where}/{MANIFEST}")
         golden = load(files[GOLDEN])
         few = all(value.shape and len(value) <= MOST_ROWS for value in golden.values())
         _require(f"{where}/{GOLDEN}", "rows", few)
@@ -320,7 +319,7 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
             f"{where}/{GOLDEN}: {wrong}, expected the outputs from when it was written with {_with(manifest)}; "
             f"here it is {_versions()}: install those versions, or export the policy again"
         )
-    policy = NetworkPolicy(networks, 0, {}, manifest["seed"])
+    policy = NetworkPolicy(networks, 0, {}, read.seed)
     policy.explore = manifest.get("explore") is not False
     return policy
 
@@ -352,19 +351,26 @@ def _manifest(policy: NetworkPolicy, trained: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> NetworkGroup:
-    missing = {"policy_id", "head", "mask_width", "seed"} - set(manifest)
-    if missing or type(manifest["seed"]) is not int:
-        raise ConfigError(
-            f"{where}: no or a wrong {sorted(missing) or 'seed'}, expected all entries; export the policy again"
-        )
+class _Manifest(msgspec.Struct):
+    """The entries of a manifest that are needed to act."""
+
+    policy_id: str
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+    agent_connectors: _Listed
+    action_connectors: _Listed
+    head: dict[str, Any]
+    mask_width: int
+    row_width: int
+    state_sizes: Annotated[tuple[_Size, ...], Meta(max_length=64)]
+    seed: int
+
+
+def _networks(manifest: _Manifest, files: Mapping[str, bytes], where: str) -> NetworkGroup:
     spaces = SpaceDecoder()
-    observation_space = spaces.read(manifest.get("observation_space"), f"{where}, observation_space")
-    action_space = spaces.read(manifest.get("action_space"), f"{where}, action_space")
-    head, state_sizes = (
-        ActionHead.from_json(manifest["head"]),
-        _state_sizes(manifest.get("state_sizes"), where),
-    )
+    observation_space = spaces.read(manifest.observation_space, f"{where}, observation_space")
+    action_space = spaces.read(manifest.action_space, f"{where}, action_space")
+    head, state_sizes = ActionHead.from_json(manifest.head), manifest.state_sizes
     # Policies of groups know which members are there.
     marked = len(head.sizes) if head.kind == "multi_q_values" else 0
     preprocess = ObsPreprocessor(observation_space, action_space, marked)
@@ -376,17 +382,17 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     plan = action_plan(connectors.action)
     output = ActionOutput(action_space, normalize=plan.normalize, clip=plan.clip)
     _require(where, "head", _fits(head, output.space))
-    _require(where, "mask_width", manifest["mask_width"] == preprocess.mask_width)
+    _require(where, "mask_width", manifest.mask_width == preprocess.mask_width)
     _require(where, "mask_width", preprocess.mask_width in (0, head.mask_width))
     graphs = _stored({kind: files[name] for kind, name in _GRAPHS.items()})
     weights: dict[str, Floats] = load(files[WEIGHTS])
     _require(where, "weights", all(value.dtype == np.float32 for value in weights.values()))
-    check_weights(f"{manifest['policy_id']!s:.60}", weights)
+    check_weights(f"{manifest.policy_id:.60}", weights)
     backend = OnnxBackend(graphs, head, [weights], sum(state_sizes))
-    _require(where, "row_width", manifest.get("row_width") == backend.obs_size)
+    _require(where, "row_width", manifest.row_width == backend.obs_size)
     _require(where, "agent_connectors", _widens_to(connectors, observation_space, backend.obs_size))
     return NetworkGroup(
-        policy_ids=[check_policy_id(manifest["policy_id"])],
+        policy_ids=[check_policy_id(manifest.policy_id)],
         observation_space=observation_space,
         action_space=action_space,
         preprocess=preprocess,
@@ -407,51 +413,24 @@ def _widens_to(connectors: PolicyConnectors, space: gym.Space[Any], width: int) 
     return not known or connectors.agent.space(space, 0)[1] == width
 
 
-def _connectors(manifest: Mapping[str, Any], ctx: ConnectorContext, where: str) -> PolicyConnectors:
+def _connectors(manifest: _Manifest, ctx: ConnectorContext, where: str) -> PolicyConnectors:
     """Return the pipelines of a policy."""
-    listed = {kind: _listed(manifest, kind, where) for kind in ("agent_connectors", "action_connectors")}
-    agent, action = listed["agent_connectors"], listed["action_connectors"]
+    agent, action = manifest.agent_connectors, manifest.action_connectors
     names = [name for name, _ in action]
     if [name for name, _ in agent] == [_PREPROCESSOR] and set(names) <= {_NORMALIZE, _CLIP}:
         built = action_pipeline(ctx, normalize=_NORMALIZE in names, clip=_CLIP in names)
         return PolicyConnectors(agent_pipeline(ctx), built)
-    known = [(_FULL_NAMES.get(name, name), params) for name, params in agent]
     return PolicyConnectors(
-        _restored(AgentConnectorPipeline, ctx, known, f"{where}: agent_connectors"),
-        _restored(
-            ActionConnectorPipeline,
-            ctx,
-            [(_FULL_NAMES.get(name, name), params) for name, params in action],
-            f"{where}: action_connectors",
-        ),
+        _restored(AgentConnectorPipeline, ctx, agent, f"{where}: agent_connectors"),
+        _restored(ActionConnectorPipeline, ctx, action, f"{where}: action_connectors"),
     )
 
 
-def _restored(kind: type[P], ctx: ConnectorContext, listed: Sequence[Any], where: str) -> P:
+def _restored(kind: type[P], ctx: ConnectorContext, listed: _Listed, where: str) -> P:
     try:
-        return kind.from_state(ctx, listed)
+        return kind.from_state(ctx, [(_FULL_NAMES.get(name, name), params) for name, params in listed])
     except UnknownNameError as error:
         raise ConfigError(f"{where}: {error}") from error
-
-
-def _listed(manifest: Mapping[str, Any], kind: str, where: str) -> list[Any]:
-    listed = manifest.get(kind)
-    right = isinstance(listed, list) and all(isinstance(one, list) and len(one) == 2 for one in listed)
-    _require(
-        where,
-        kind,
-        right and all(isinstance(name, str) and len(name) <= _MOST_NAME for name, _ in listed or []),
-    )
-    assert isinstance(listed, list)
-    return listed
-
-
-def _state_sizes(value: Any, where: str) -> tuple[int, ...]:
-    right = isinstance(value, list) and len(value) <= _MOST_STATES
-    _require(
-        where, "state_sizes", right and all(type(size) is int and 0 < size <= _MOST_STATE for size in value)
-    )
-    return tuple(value)
 
 
 def _fits(head: ActionHead, space: gym.Space[Any]) -> bool:
@@ -485,7 +464,6 @@ def _with(manifest: Mapping[str, Any]) -> str:
 Array = npt.NDArray[Any]
 
 _BUNDLE, _WEIGHTS = "packed policy", "packed weights"
-_NAMES = {MANIFEST, *FILES}
 _HASH = "sha256"
 _PACK_AGAIN = "ask for it again"
 
@@ -493,18 +471,45 @@ _PACK_AGAIN = "ask for it again"
 def pack_bundle(
     policy: NetworkPolicy, trained: Mapping[str, Any] | None = None, export_cache: ExportCache | None = None
 ) -> bytes:
-    """Return a policy as one msgpack map of file names to bytes, the files that `export_checkpoint` writes.
+    """Return a policy's folder as an uncompressed zip archive, the files that `export_checkpoint` writes.
 
     It takes as long as writing the folder, because the golden outputs are computed; use `pack_weights` for a client
     that has the rest already.
     """
-    return msgspec.msgpack.encode(policy_files(policy, trained or {}, export_cache))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, data in policy_files(policy, trained or {}, export_cache).items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return packed.getvalue()
 
 
 def policy_from_bytes(blob: bytes) -> NetworkPolicy:
     """Return the policy of `pack_bundle`, ready to act, after the checks of `from_checkpoint`."""
-    files = _files(blob)
-    return policy_of(_packed_manifest(files), files, _BUNDLE)
+    files = _unpacked(blob)
+    manifest = parse_manifest(files[MANIFEST], f"{_BUNDLE}/{MANIFEST}")
+    check_files(files, manifest, _BUNDLE)
+    return policy_of(manifest, files, _BUNDLE)
+
+
+def _unpacked(blob: bytes) -> dict[str, bytes]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+            entries = {one.filename: one for one in archive.infolist()}
+            if sorted(archive.namelist()) != sorted((MANIFEST, *FILES)):
+                raise ValueError(f"{len(archive.namelist())} files")
+            if any(one.compress_type != zipfile.ZIP_STORED for one in entries.values()):
+                raise ValueError("compressed files")
+            if any(entry.file_size > _most_bytes(name) for name, entry in entries.items()):
+                raise ValueError("larger files than a policy has")
+            return {name: archive.read(entry) for name, entry in entries.items()}
+    except ConfigError:
+        raise
+    except Exception as error:
+        # zipfile raises errors of many kinds for damaged archives.
+        raise ConfigError(
+            f"{_BUNDLE}: {len(blob)} bytes are no zip archive of a policy ({error!s:.80}), expected exactly "
+            f"{', '.join((MANIFEST, *FILES))}, uncompressed; {_PACK_AGAIN}"
+        ) from error
 
 
 def pack_weights(policy: NetworkPolicy) -> bytes:
@@ -527,29 +532,6 @@ def unpack_weights(blob: bytes) -> dict[str, Array]:
     if metadata.get(_HASH) != weights_hash(weights):
         raise ConfigError(f"{_WEIGHTS}: the sha256 differs, expected unchanged weights; {_PACK_AGAIN}")
     return weights
-
-
-def _packed_manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
-    manifest = parse_manifest(files[MANIFEST], f"{_BUNDLE}/{MANIFEST}")
-    check_files(files, manifest, _BUNDLE)
-    return manifest
-
-
-def _files(blob: bytes) -> dict[str, bytes]:
-    try:
-        files = msgspec.msgpack.decode(blob, type=dict[str, bytes])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{_BUNDLE}: {len(blob)} bytes are no msgpack map of names to bytes, expected what pack_bundle returned; "
-            f"{_PACK_AGAIN}"
-        ) from error
-    if set(files) != _NAMES:
-        raise ConfigError(
-            f"{_BUNDLE}: {len(files)} files, expected exactly {', '.join((MANIFEST, *FILES))}; {_PACK_AGAIN}"
-        )
-    for name, data in files.items():
-        check_size(name, len(data), f"{_BUNDLE}/{name}")
-    return files
 
 
 def weights_hash(weights: Mapping[str, Array]) -> str:

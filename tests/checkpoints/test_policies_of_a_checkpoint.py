@@ -19,7 +19,7 @@ from menv import Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
 from menv.errors import ConfigError, UnknownNameError
 from menv.inference.checkpoint_folder import find_checkpoint, read_manifest, write_checkpoint
-from tests.bundles.cases import algorithm_of, observations, same
+from tests.bundles.cases import observations, same
 from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
 from tests.house.sources import ROOT
 
@@ -118,17 +118,7 @@ def test_a_policy_that_is_not_in_it_is_refused_with_those_that_are(saved: Path) 
         Policy.from_checkpoint(saved, policy_ids=["a", "c"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "policy.json",
-        "weights.safetensors",
-        "acting.onnx",
-        "greedy.onnx",
-        "evaluate.onnx",
-        "golden.safetensors",
-    ],
-)
+@pytest.mark.parametrize("name", ["policy.json", "weights.safetensors"])
 def test_a_changed_byte_is_refused_by_the_name_of_its_file_and_training_goes_on(
     name: str, saved: Path, tmp_path: Path
 ) -> None:
@@ -149,7 +139,7 @@ def test_policies_of_another_iteration_are_not_taken_for_those_of_this_one(
 ) -> None:
     folder = changed(saved, tmp_path / "run")
     shutil.rmtree(folder / "policies" / "a")
-    with pytest.raises(ConfigError, match=r"policies/a/policy\.json: is missing"):
+    with pytest.raises(ConfigError, match=r"policies/a/policy\.json: cannot be read"):
         Policy.from_checkpoint(folder)
     shutil.copytree(saved / "000001" / "policies" / "a", folder / "policies" / "a")
     with pytest.raises(ConfigError, match=r"policies/a/policy\.json: not what the checkpoint was saved with"):
@@ -199,27 +189,6 @@ def test_a_policy_that_cannot_be_written_does_not_stop_the_run_from_being_saved(
         Policy.from_checkpoint(tmp_path)
 
 
-def test_a_full_disk_stops_a_save_and_the_checkpoint_of_before_stays(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changed(saved, tmp_path / "run")
-
-    def full(folder: Path, contents: Any) -> None:
-        folder.mkdir(parents=True)
-        raise OSError("no space left")
-
-    with PPO.from_checkpoint(saved, policy_mapping_fn=by_seat) as algo:
-        trained(algo, 1)
-        with monkeypatch.context() as patched:
-            patched.setattr("menv.inference.policy_bundle.write_folder", full)
-            with pytest.raises(OSError, match="no space left"):
-                algo.save(tmp_path / "run")
-        assert find_checkpoint(tmp_path / "run").name == "000002"
-        assert list(policies(tmp_path / "run")) == ["a", "b"]
-        algo.save(tmp_path / "run")
-    assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
-
-
 def test_ids_that_some_systems_hold_for_the_same_or_for_devices_have_folders_of_their_own(
     tmp_path: Path,
 ) -> None:
@@ -235,19 +204,6 @@ def test_ids_that_some_systems_hold_for_the_same_or_for_devices_have_folders_of_
     folders = [path.name for path in (folder / "policies").iterdir()]
     assert len({name.casefold() for name in folders}) == len(names)
     assert {"Red", "+red", "++red", ".hid den", "+Con", "+lpt1.a"} <= set(folders)
-
-
-@pytest.mark.parametrize("kind", ["continuous", "lstm", "worth", "group"])
-def test_every_algorithm_puts_its_policies_into_its_checkpoints(kind: str, tmp_path: Path) -> None:
-    with algorithm_of(kind) as algo:
-        algo.save(tmp_path)
-        found = policies(tmp_path)
-        assert sorted(found) == sorted(algo.get_weights())
-        for name, policy in found.items():
-            live = algo.get_policy(name)
-            shown = observations(live, 3)
-            answers = [one.compute_actions(shown, explore=False) for one in (live, policy)]
-            assert same(*(list(answer[0]) for answer in answers))
 
 
 def test_a_folder_of_policies_and_of_checkpoints_has_to_be_told_apart(saved: Path, tmp_path: Path) -> None:
@@ -280,15 +236,6 @@ def test_saving_changes_nothing_of_the_run_and_loading_it_reads_no_policy(
         other.save(tmp_path / "in between")
         assert trained(algo, 2)["episode_reward_mean"] == trained(other, 2)["episode_reward_mean"]
         assert weights_of(algo) == weights_of(other)
-
-
-def test_a_checkpoint_that_is_not_kept_goes_with_its_policies(tmp_path: Path) -> None:
-    with PPO(env="CartPole-v1", config=SMALL) as algo:
-        for _ in range(3):
-            trained(algo, 1)
-            algo.save(tmp_path, keep_last=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "LATEST"]
-    assert list(policies(tmp_path)) == ["default_policy"]
 
 
 def test_a_path_that_leads_to_no_folder_says_where_it_was_looked_for(
