@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from menv.errors import ConfigError
+from menv.errors import ConfigError, NotWrittenError
 
 MOST_BYTES = 1 << 26
 """Bytes of a file that is read at once, unless a caller names another bound."""
@@ -140,3 +140,75 @@ def claimed(paths: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
                 return
         finally:
             draft.unlink(missing_ok=True)
+
+
+def path_given(where: str, value: object) -> Path:
+    """Return a path that a user gave; `where` begins the message.
+
+    Raises:
+        ConfigError: It is no string or `os.PathLike`, or holds a character that no path may have.
+    """
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or "\0" in path or not path:
+        raise ConfigError(
+            f"{where}: {value!r:.60}, a {type(value).__name__}, expected a path, a string or a pathlib.Path; "
+            "pass the name of a folder or of a file"
+        )
+    try:
+        Path(path).exists()
+    except PermissionError:
+        # What it is needed for says so.
+        pass
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: {path[:60]!r}... of {len(path)} characters ({error.strerror}), expected a name that the system "
+            "takes; choose a shorter one"
+        ) from error
+    return Path(path)
+
+
+def folder_given(where: str, value: object) -> Path:
+    """Return the path of an existing folder that a user gave.
+
+    Raises:
+        ConfigError: It is no path, or no folder.
+    """
+    path = path_given(where, value)
+    if path.is_dir():
+        return path
+    what = f"{path} is a file" if path.exists() else f"there is no folder {path}{_where_from(path)}"
+    raise ConfigError(
+        f"{where}: {what}, expected a folder that menv train, save or export_checkpoint wrote; check the path, and "
+        "unpack archives"
+    )
+
+
+def _where_from(path: Path) -> str:
+    """Return the folder in which a relative path was looked up."""
+    if path.is_absolute():
+        return ""
+    try:
+        return f" in {Path.cwd()}"
+    except OSError:
+        return " in the working directory, which is gone itself"
+
+
+@contextmanager
+def writing(where: str, what: str) -> Iterator[None]:
+    """Turn an OSError into a NotWrittenError; the code in the block leaves nothing half written.
+
+    Args:
+        where: The function that was called.
+        what: The object that is written, and its path.
+    """
+    try:
+        yield
+    except NotWrittenError:
+        raise
+    except OSError as error:
+        refused = NotWrittenError(
+            f"{where}: {what} cannot be written ({error}), expected a folder with room in which files can be made; "
+            "what was there before is as it was: make room or choose another place, and call again"
+        )
+        refused.errno = error.errno
+        raise refused from error

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from menv import rng
 from menv.errors import ConfigError, ContractError
 from menv.migration_hints import OldAttribute, old_arguments
+from menv.plain_files import folder_given
 from menv.policy_spec import SpecConfig
-from menv.serialization import folder_given
 from menv.spaces import flags_of, flat_mask, has_order
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Plain values and spaces as JSON, and the paths of files: what files may hold without executing code.
+"""Plain values and spaces as JSON: what files may hold without executing code.
 
 Plain are None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts with plain keys, and numpy arrays and
 scalars. Arrays are stored separately. Reading imports and calls nothing, and everything that is read is bounded.
@@ -11,26 +11,16 @@ import binascii
 import hashlib
 import json
 import math
-import os
-import platform
-import re
 import shlex
-import sys
-import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import count
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-import menv
-from menv.errors import ConfigError, NotWrittenError
-from menv.plain_files import claimed
+from menv.errors import ConfigError
 from menv.spaces import leaves
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -437,99 +427,6 @@ _READERS: dict[str, Callable[[SpaceDecoder, Mapping[str, Any], int], Space]] = {
 }
 
 
-CAPSULE, CAPSULE_VERSION = "menv crash capsule", 1
-LEFT_OUT = "<left out>"
-"""In place of a secret."""
-_SECRET = re.compile(
-    r"(?i)(^|[^a-z])(token|password|passwd|secret|credentials?|(api|access|private)?_?key)s?$"
-)
-"""How names of secrets end."""
-_IN_URL = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
-_SHORTEST_SECRET = 6
-
-
-def is_secret(name: str) -> bool:
-    """Return whether a setting, option or environment variable of this name holds a secret."""
-    return _SECRET.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", name)) is not None
-
-
-def without_secrets(
-    value: Any, found: set[str] | None = None, left_out: Any = LEFT_OUT, secret: bool = False
-) -> Any:
-    """Return settings, as JSON, without secrets.
-
-    Secrets are strings with the name of a secret and those below it, and strings that hold a URL with a password or the
-    secret of an environment variable.
-
-    Args:
-        value: The settings.
-        found: Secrets are added to it.
-        left_out: What stands in their place.
-        secret: Whether `value` has a name of a secret.
-    """
-    if isinstance(value, dict):
-        return {
-            key: without_secrets(one, found, left_out, secret or is_secret(f"{key}"))
-            for key, one in value.items()
-        }
-    if isinstance(value, list):
-        return [without_secrets(one, found, left_out, secret) for one in value]
-    if not isinstance(value, str):
-        return value
-    secrets = (
-        {value} if secret else {*_IN_URL.findall(value), *(one for one in _of_environment() if one in value)}
-    )
-    if found is not None:
-        found |= secrets
-    return left_out if secrets else value
-
-
-def hidden(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text without these secrets and those of environment variables, unless they are very short."""
-    long = {*_of_environment(), *(one for one in secrets if len(one) >= _SHORTEST_SECRET)}
-    for secret in sorted(long, key=len, reverse=True):
-        text = text.replace(json.dumps(secret)[1:-1], LEFT_OUT).replace(secret, LEFT_OUT)
-    return text
-
-
-def _of_environment() -> list[str]:
-    return [one for name, one in os.environ.items() if len(one) >= _SHORTEST_SECRET and is_secret(name)]
-
-
-def write_capsule(folder: Path | None, content: Mapping[str, Any], secrets: set[str]) -> Path | None:
-    """Write a crash capsule without secrets into a folder, None for a new one; return its path, None if it cannot."""
-    arrays: Arrays = {}
-    with suppress(OSError, ConfigError):
-        actions = to_plain(content["actions"], arrays)
-        values = {name: to_plain(array.ravel().tolist(), {}) for name, array in arrays.items()}
-        listed = {name: (array.dtype.name, array.shape, values[name]) for name, array in arrays.items()}
-        known = {"kind": CAPSULE, "version": CAPSULE_VERSION, "versions": _versions()}
-        written = {**known, **content, "actions": actions, "arrays": listed}
-        text = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in written.items())
-        text = hidden(text, secrets)
-        folder = folder or Path(tempfile.mkdtemp(prefix="menv-crashes-"))
-        folder.mkdir(exist_ok=True)
-        try:
-            with claimed(folder / f"{number:03d}.json" for number in count(1)) as (path, draft):
-                draft.write_bytes(f"{{\n{text}\n}}\n".encode())
-            return path
-        except OSError:
-            # The folder stays if it has capsules.
-            folder.rmdir()
-    return None
-
-
-def _versions() -> dict[str, str]:
-    # 10 ms that clients do not need.
-    import importlib.metadata
-
-    found = {"python": platform.python_version(), "menv": menv.__version__}
-    for package in {name.partition(".")[0] for name in [*sys.modules]} - sys.stdlib_module_names:
-        with suppress(importlib.metadata.PackageNotFoundError, ValueError):
-            found[package] = importlib.metadata.version(package)
-    return dict(sorted(found.items()))
-
-
 def shell_line(words: Iterable[str]) -> str:
     """Return words as a shell reads them, see `shell_word`."""
     return " ".join(map(shell_word, words))
@@ -548,75 +445,3 @@ def _shell_character(one: str) -> str:
     code = ord(one)
     # A byte that is no UTF-8 is half of a character to Python.
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\U{code:08x}"
-
-
-def path_given(where: str, value: object) -> Path:
-    """Return a path that a user gave; `where` begins the message.
-
-    Raises:
-        ConfigError: It is no string or `os.PathLike`, or holds a character that no path may have.
-    """
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str) or "\0" in path or not path:
-        raise ConfigError(
-            f"{where}: {value!r:.60}, a {type(value).__name__}, expected a path, a string or a pathlib.Path; "
-            "pass the name of a folder or of a file"
-        )
-    try:
-        Path(path).exists()
-    except PermissionError:
-        # What it is needed for says so.
-        pass
-    except OSError as error:
-        raise ConfigError(
-            f"{where}: {path[:60]!r}... of {len(path)} characters ({error.strerror}), expected a name that the system "
-            "takes; choose a shorter one"
-        ) from error
-    return Path(path)
-
-
-def folder_given(where: str, value: object) -> Path:
-    """Return the path of an existing folder that a user gave.
-
-    Raises:
-        ConfigError: It is no path, or no folder.
-    """
-    path = path_given(where, value)
-    if path.is_dir():
-        return path
-    what = f"{path} is a file" if path.exists() else f"there is no folder {path}{_where_from(path)}"
-    raise ConfigError(
-        f"{where}: {what}, expected a folder that menv train, save or export_checkpoint wrote; check the path, and "
-        "unpack archives"
-    )
-
-
-def _where_from(path: Path) -> str:
-    """Return the folder in which a relative path was looked up."""
-    if path.is_absolute():
-        return ""
-    try:
-        return f" in {Path.cwd()}"
-    except OSError:
-        return " in the working directory, which is gone itself"
-
-
-@contextmanager
-def writing(where: str, what: str) -> Iterator[None]:
-    """Turn an OSError into a NotWrittenError; the code in the block leaves nothing half written.
-
-    Args:
-        where: The function that was called.
-        what: The object that is written, and its path.
-    """
-    try:
-        yield
-    except NotWrittenError:
-        raise
-    except OSError as error:
-        refused = NotWrittenError(
-            f"{where}: {what} cannot be written ({error}), expected a folder with room in which files can be made; "
-            "what was there before is as it was: make room or choose another place, and call again"
-        )
-        refused.errno = error.errno
-        raise refused from error

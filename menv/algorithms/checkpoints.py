@@ -41,11 +41,11 @@ from menv.inference.checkpoint_folder import (
 )
 from menv.metrics import Metrics
 from menv.migration_hints import Result
-from menv.plain_files import inside
+from menv.plain_files import inside, path_given
 from menv.policy import weights_of
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
-from menv.serialization import Arrays, from_plain, is_plain, path_given, to_plain
+from menv.serialization import Arrays, from_plain, is_plain, to_plain
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm

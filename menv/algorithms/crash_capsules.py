@@ -20,21 +20,11 @@ import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.stored_config import NamedOnlyError, as_json, stored_setting
+from menv.capsule_files import CAPSULE, CAPSULE_VERSION, LEFT_OUT, without_secrets, write_capsule
 from menv.errors import WORKER, ConfigError, EnvFaultWarning, MenvError
-from menv.plain_files import read
+from menv.plain_files import path_given, read
 from menv.registry import RegisteredEnv, is_known
-from menv.serialization import (
-    CAPSULE,
-    CAPSULE_VERSION,
-    LEFT_OUT,
-    SpaceDecoder,
-    from_plain,
-    path_given,
-    read_json,
-    shell_line,
-    without_secrets,
-    write_capsule,
-)
+from menv.serialization import SpaceDecoder, from_plain, read_json, shell_line
 
 CRASHES = "crashes"
 """The folder of capsules in a run folder."""

@@ -45,9 +45,9 @@ from menv.inference.action_heads import LEAST_CHANCE, ActionHead
 from menv.inference.golden import Golden, difference, golden_backend, make_golden
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy
 from menv.inference.onnx_backend import open_session
-from menv.plain_files import replacing
+from menv.plain_files import path_given, replacing, writing
 from menv.policy import Policy, check_one_policy
-from menv.serialization import path_given, space_to_json, writing
+from menv.serialization import space_to_json
 from menv.spaces import leaves, paths
 
 Array = npt.NDArray[Any]
@@ -59,8 +59,6 @@ PREFIX = "net/"
 OBS, MASK = f"{PREFIX}obs", f"{PREFIX}mask"
 """Rows and masks, as the acting graph reads them."""
 
-_EXACT = 1 << 24
-
 
 class GraphEnds(GraphBuilder):
     """The graph of an exported policy: observations to rows, its acting graph, and env-ready actions.
@@ -71,8 +69,8 @@ class GraphEnds(GraphBuilder):
     def observe(
         self,
         preprocess: ObsPreprocessor,
-        change: Callable[[str], str] | None = None,
-        frames: int | None = None,
+        change: Callable[[str], str],
+        frames: int | None,
     ) -> None:
         """Add an input for each leaf of the observations, and what makes rows and a mask of them."""
         names: dict[tuple[Any, ...], str] = {}
@@ -93,20 +91,10 @@ class GraphEnds(GraphBuilder):
             names[leaf.keys] = self.add("Reshape", names[leaf.keys], shape)
         self._read(names, preprocess, change)
 
-    def observe_flat(
-        self, preprocess: ObsPreprocessor, name: str, change: Callable[[str], str] | None = None
-    ) -> int:
-        """Add one float32 input for whole observations, and what makes rows and a mask of it.
-
-        Args:
-            preprocess: What makes rows of the same observations elsewhere.
-            name: Of the input [rows, N]: the numbers of each leaf in C order, one leaf after the other as the space
-                has them, masks included; a Discrete one is one number.
-            change: Adds what is done to rows, given and returning their name.
-        """
+    def observe_flat(self, preprocess: ObsPreprocessor, name: str, change: Callable[[str], str]) -> None:
+        """Add one float32 input for whole observations, and what makes rows and a mask of it; see `rllink_model`."""
         names, parts, start = {}, paths(preprocess.space), 0
         for keys, space in parts:
-            _refuse_large_choices(space, dotted("obs", keys))
             width = int(np.prod(space.shape or ()))
             names[keys] = name
             if len(parts) > 1:
@@ -115,20 +103,19 @@ class GraphEnds(GraphBuilder):
             start += width
         self.given(name, TensorProto.FLOAT, [ROWS, start])
         self._read(names, preprocess, change)
-        return start
 
     def _read(
         self,
         names: Mapping[tuple[Any, ...], str],
         preprocess: ObsPreprocessor,
-        change: Callable[[str], str] | None = None,
+        change: Callable[[str], str],
     ) -> None:
         rows = self._joined([self._columns(leaf, names[leaf.keys], preprocess) for leaf in preprocess.leaves])
         if preprocess.marked:
             # Raw observations do not say which members of a group are absent.
             ends = self.constant([0, 0, 0, preprocess.marked])
             rows = self.add("Pad", rows, ends, self.constant(1.0, np.float32))
-        self.add("Identity", rows if change is None else change(rows), name=OBS)
+        self.add("Identity", change(rows), name=OBS)
         masks = []
         for leaf in preprocess.mask_leaves:
             flat = self.add("Reshape", names[leaf.keys], self.constant([-1, leaf.width]))
@@ -232,20 +219,6 @@ def _type_of(value: onnx.ValueInfoProto) -> tuple[int, list[str | int]]:
 def dotted(first: str, keys: Sequence[Any]) -> str:
     """Return the name of the input or output of a leaf, such as `obs.camera.0`."""
     return ".".join((first, *map(str, keys)))
-
-
-def _refuse_large_choices(space: gym.Space[Any], name: str) -> None:
-    """Refuse choices that would be other ones after rounding to float32."""
-    sizes = getattr(space, "n" if isinstance(space, gym.spaces.Discrete) else "nvec", None)
-    if sizes is None or isinstance(space, gym.spaces.MultiBinary):
-        return
-    start: Any = np.asarray(getattr(space, "start", 0))
-    largest = int(max(np.abs(start).max(), np.abs(start + sizes).max()))
-    if largest > _EXACT:
-        raise ConfigError(
-            f"observation space: choices of {name} up to {largest}, expected at most {_EXACT}, which float32 holds; "
-            "let them begin with 0"
-        )
 
 
 def _element(dtype: npt.DTypeLike) -> int:

@@ -14,8 +14,9 @@ from menv.cli.arguments import Parser, parsed, print_text, take_imports
 from menv.errors import ConfigError
 from menv.inference import checkpoint_folder, policy_bundle
 from menv.inference.checkpoint_folder import POLICIES, find_checkpoint, read_manifest
+from menv.plain_files import folder_given, writing
 from menv.policy import Policy
-from menv.serialization import folder_given, shell_word, writing
+from menv.serialization import shell_word
 from menv.tracking.report import flat_settings
 from menv.tracking.run_folder import Run, json_text, scalars
 

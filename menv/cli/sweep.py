@@ -53,8 +53,8 @@ from menv.cli.arguments import (
 )
 from menv.cli.train import train_parser
 from menv.errors import ConfigError, MissingExtraError, message_of
-from menv.plain_files import inside, opened, read, replacing
-from menv.serialization import read_json, shell_line, writing
+from menv.plain_files import inside, opened, read, replacing, writing
+from menv.serialization import read_json, shell_line
 from menv.serving.interrupts import Terminations
 from menv.tracking.report import write_report
 from menv.tracking.run_folder import Run, locked, scalars

@@ -18,9 +18,9 @@ import numpy as np
 from menv.cli.arguments import Parser, count, parsed, print_text, take_imports
 from menv.cli.reopen import reopened, take_trust
 from menv.errors import ConfigError
+from menv.plain_files import writing
 from menv.playing.game import Game, Position
 from menv.playing.terminal import picture_lines, status_line
-from menv.serialization import writing
 from menv.wrappers.record_episodes import quantized, write_gif
 
 _FPS = 10

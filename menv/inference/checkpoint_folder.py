@@ -27,22 +27,15 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from menv.capsule_files import without_secrets
 from menv.errors import ConfigError, UnknownNameError
 from menv.inference import policy_bundle
 from menv.inference.network_policy import NetworkPolicy
 from menv.inference.policy_bundle import ExportCache, read_policy, write_policy
-from menv.plain_files import MOST_BYTES, inside, opened, read
+from menv.plain_files import MOST_BYTES, folder_given, inside, opened, read, writing
 from menv.policy import Policy
 from menv.policy_spec import ids_given
-from menv.serialization import (
-    HEADER_SIZE,
-    check_header,
-    folder_given,
-    read_json,
-    values_in,
-    without_secrets,
-    writing,
-)
+from menv.serialization import HEADER_SIZE, check_header, read_json, values_in
 
 FORMAT = 1
 """Raised whenever older versions could not read new checkpoints."""
@@ -338,7 +331,7 @@ def _remove(path: Path) -> None:
 
 def _sha256(path: Path) -> str:
     with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 T = TypeVar("T")

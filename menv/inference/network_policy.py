@@ -56,9 +56,9 @@ from menv.inference.backend import (
 )
 from menv.inference.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.migration_hints import old_arguments
+from menv.plain_files import path_given, writing
 from menv.policy import Policy, one_row, parts_given
 from menv.sample_batch import SampleBatch
-from menv.serialization import path_given, writing
 from menv.spaces import OutsideSpaceError
 
 

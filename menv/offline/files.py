@@ -38,8 +38,7 @@ from menv.offline.episodes import (
     not_ours,
     to_columns,
 )
-from menv.plain_files import opened, replacing
-from menv.serialization import path_given, writing
+from menv.plain_files import opened, path_given, replacing, writing
 from menv.spaces import built, columns_of, paths
 
 _STEPS = 1 << 16

@@ -27,13 +27,12 @@ from menv.episode import Episode
 from menv.errors import ConfigError
 from menv.offline.episodes import RecordedEpisode, RecordedTrajectory
 from menv.offline.files import path_to_write, spec_as_json, write_episodes
-from menv.plain_files import claimed
+from menv.plain_files import claimed, writing
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 from menv.registry import make_env
 from menv.sampling.infer_policies import AgentSpaces
 from menv.sampling.local_inference import local_policy_inference
-from menv.serialization import writing
 from menv.spaces import own_copy
 from menv.workers.convert import to_base_env
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from menv.errors import ConfigError, MissingExtraError
-from menv.serialization import path_given
+from menv.plain_files import path_given
 from menv.tracking.report import page, report_data
 from menv.tracking.run_folder import Run
 

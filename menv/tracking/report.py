@@ -23,9 +23,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import menv
+from menv.capsule_files import without_secrets
 from menv.errors import ConfigError
-from menv.plain_files import plain_files, read, replacing
-from menv.serialization import path_given, without_secrets, writing
+from menv.plain_files import path_given, plain_files, read, replacing, writing
 from menv.tracking.curves import plot_curves
 from menv.tracking.run_folder import VIDEOS, Run
 

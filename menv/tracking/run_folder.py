@@ -37,21 +37,11 @@ from typing import IO, Any
 import numpy as np
 
 import menv
+from menv.capsule_files import LEFT_OUT, hidden, is_secret, without_secrets
 from menv.errors import ConfigError
 from menv.metrics import shares
-from menv.plain_files import inside, opened, read, replacing
-from menv.serialization import (
-    LEFT_OUT,
-    folder_given,
-    hidden,
-    is_secret,
-    path_given,
-    read_json,
-    shell_line,
-    shell_word,
-    without_secrets,
-    writing,
-)
+from menv.plain_files import folder_given, inside, opened, path_given, read, replacing, writing
+from menv.serialization import read_json, shell_line, shell_word
 from menv.tracking.tracker import Tracker
 
 CHECKPOINTS = "checkpoints"

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from menv.errors import MissingExtraError
-from menv.plain_files import read
-from menv.serialization import path_given, writing
+from menv.plain_files import path_given, read, writing
 from menv.tracking.run_folder import append, json_text, scalars
 from menv.tracking.tracker import NewVideos, Tracker
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, MissingExtraError
-from menv.plain_files import plain_files
-from menv.serialization import path_given
+from menv.plain_files import path_given, plain_files
 
 _log = logging.getLogger("menv.tracking")
 

@@ -18,8 +18,7 @@ import numpy.typing as npt
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
-from menv.plain_files import claimed
-from menv.serialization import path_given, writing
+from menv.plain_files import claimed, path_given, writing
 from menv.wrappers.multi_agent_wrapper import MultiAgentWrapper
 
 _FPS = 10

@@ -21,7 +21,6 @@ FUNCTIONS = {
 
 ELSEWHERE = {
     "menv/cli/arguments.py": "/dev/null",
-    "menv/inference/checkpoint_folder.py": "a folder, to lock it",
     "menv/inference/policy_bundle.py": "what it has just written, to sync it",
     "menv/playing/browser.py": "its own page",
     "menv/plain_files.py": "the one place",

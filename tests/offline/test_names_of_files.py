@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from menv.capsule_files import write_capsule
 from menv.offline import read_episodes
-from menv.serialization import write_capsule
 from menv.tracking import next_run_dir
 
 RECORDING = """

@@ -318,15 +318,6 @@ def test_connectors_that_no_graph_expresses_are_named() -> None:
             rllink_model(policy)
 
 
-def test_choices_that_float32_does_not_hold_are_refused() -> None:
-    space = gym.spaces.Dict({"far": gym.spaces.Discrete(3, start=1 << 24)})
-    with (
-        PPO(env=lambda context: Spaces(space, gym.spaces.Discrete(2)), config={}) as algorithm,
-        pytest.raises(ConfigError, match=r"choices of obs\.far up to 16777219, expected at most 16777216"),
-    ):
-        rllink_model(algorithm.get_policy())
-
-
 TWO_ROWS = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], np.float32)
 
 

@@ -25,10 +25,10 @@ import pytest
 from menv import EnvFaultWarning, ExternalEnv, MultiAgentEnv, register_env
 from menv.algorithms import PPO, PPOConfig
 from menv.algorithms.crash_capsules import CrashCapsules, read_capsule
+from menv.capsule_files import LEFT_OUT
 from menv.cli.main import main
 from menv.errors import ConfigError, ContractError, EnvCrashError, ServerGoneError, WorkerLostError
 from menv.external_env import TakenActions
-from menv.serialization import LEFT_OUT
 from menv.verify.replay import ANOTHER, NONE, SAME, STOPPED, replay
 from tests.serving.served import served
 

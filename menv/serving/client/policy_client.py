@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from menv import external_env
 from menv.adapters.episode_channel import finite_reward
 from menv.base_env import SINGLE_AGENT
+from menv.capsule_files import write_capsule
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError, ServerGoneError
 from menv.external_env import TakenActions, check_told_info, done_flags, truncation
-from menv.serialization import shell_line, write_capsule
+from menv.serialization import shell_line
 from menv.serving.client.client_connection import check_token, read_address
 from menv.serving.client.client_session import (
     ClientSession,

@@ -1,0 +1,112 @@
+"""Crash capsules as files, and secrets, which are left out of what others may read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import menv
+from menv.errors import ConfigError
+from menv.plain_files import claimed
+from menv.serialization import Arrays, to_plain
+
+CAPSULE, CAPSULE_VERSION = "menv crash capsule", 1
+LEFT_OUT = "<left out>"
+"""In place of a secret."""
+_SECRET = re.compile(
+    r"(?i)(^|[^a-z])(token|password|passwd|secret|credentials?|(api|access|private)?_?key)s?$"
+)
+"""How names of secrets end."""
+_IN_URL = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
+_SHORTEST_SECRET = 6
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a setting, option or environment variable of this name holds a secret."""
+    return _SECRET.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", name)) is not None
+
+
+def without_secrets(
+    value: Any, found: set[str] | None = None, left_out: Any = LEFT_OUT, secret: bool = False
+) -> Any:
+    """Return settings, as JSON, without secrets.
+
+    Secrets are strings with the name of a secret and those below it, and strings that hold a URL with a password or the
+    secret of an environment variable.
+
+    Args:
+        value: The settings.
+        found: Secrets are added to it.
+        left_out: What stands in their place.
+        secret: Whether `value` has a name of a secret.
+    """
+    if isinstance(value, dict):
+        return {
+            key: without_secrets(one, found, left_out, secret or is_secret(f"{key}"))
+            for key, one in value.items()
+        }
+    if isinstance(value, list):
+        return [without_secrets(one, found, left_out, secret) for one in value]
+    if not isinstance(value, str):
+        return value
+    secrets = (
+        {value} if secret else {*_IN_URL.findall(value), *(one for one in _of_environment() if one in value)}
+    )
+    if found is not None:
+        found |= secrets
+    return left_out if secrets else value
+
+
+def hidden(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return a text without these secrets and those of environment variables, unless they are very short."""
+    long = {*_of_environment(), *(one for one in secrets if len(one) >= _SHORTEST_SECRET)}
+    for secret in sorted(long, key=len, reverse=True):
+        text = text.replace(json.dumps(secret)[1:-1], LEFT_OUT).replace(secret, LEFT_OUT)
+    return text
+
+
+def _of_environment() -> list[str]:
+    return [one for name, one in os.environ.items() if len(one) >= _SHORTEST_SECRET and is_secret(name)]
+
+
+def write_capsule(folder: Path | None, content: Mapping[str, Any], secrets: set[str]) -> Path | None:
+    """Write a crash capsule without secrets into a folder, None for a new one; return its path, None if it cannot."""
+    arrays: Arrays = {}
+    with suppress(OSError, ConfigError):
+        actions = to_plain(content["actions"], arrays)
+        values = {name: to_plain(array.ravel().tolist(), {}) for name, array in arrays.items()}
+        listed = {name: (array.dtype.name, array.shape, values[name]) for name, array in arrays.items()}
+        known = {"kind": CAPSULE, "version": CAPSULE_VERSION, "versions": _versions()}
+        written = {**known, **content, "actions": actions, "arrays": listed}
+        text = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in written.items())
+        text = hidden(text, secrets)
+        folder = folder or Path(tempfile.mkdtemp(prefix="menv-crashes-"))
+        folder.mkdir(exist_ok=True)
+        try:
+            with claimed(folder / f"{number:03d}.json" for number in count(1)) as (path, draft):
+                draft.write_bytes(f"{{\n{text}\n}}\n".encode())
+            return path
+        except OSError:
+            # The folder stays if it has capsules.
+            folder.rmdir()
+    return None
+
+
+def _versions() -> dict[str, str]:
+    # 10 ms that clients do not need.
+    import importlib.metadata
+
+    found = {"python": platform.python_version(), "menv": menv.__version__}
+    for package in {name.partition(".")[0] for name in [*sys.modules]} - sys.stdlib_module_names:
+        with suppress(importlib.metadata.PackageNotFoundError, ValueError):
+            found[package] = importlib.metadata.version(package)
+    return dict(sorted(found.items()))
