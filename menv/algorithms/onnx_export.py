@@ -39,7 +39,7 @@ from menv.connectors.built_in import ClipRewardAgentConnector, FrameStackAgentCo
 from menv.connectors.connector import AgentConnector, AgentRows
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor, ObsPreprocessorConnector
-from menv.connectors.pipeline import AgentConnectorPipeline, action_plan, is_passive, leaf_connectors
+from menv.connectors.pipeline import AgentConnectorPipeline, action_plan, batch_steps
 from menv.inference.acting_graphs import ActingGraphs, GraphKind
 from menv.inference.action_heads import LEAST_CHANCE, ActionHead
 from menv.inference.golden import Golden, difference, golden_backend, make_golden
@@ -233,9 +233,7 @@ class ConnectorNodes:
 
     def __init__(self, pipeline: AgentConnectorPipeline, preprocess: ObsPreprocessor) -> None:
         first, *self._connectors = [
-            one
-            for one in leaf_connectors(pipeline)
-            if type(one) is not ClipRewardAgentConnector and not is_passive(one)
+            one for one in batch_steps(pipeline) if type(one) is not ClipRewardAgentConnector
         ] or [AgentConnector()]
         self._preprocess = preprocess
         stacks = [one for one in self._connectors if isinstance(one, FrameStackAgentConnector)]

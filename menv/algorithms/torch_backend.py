@@ -32,8 +32,6 @@ from menv.inference.backend import (
     Which,
     all_finite,
     check_shapes,
-    fill_in,
-    taken,
 )
 
 if TYPE_CHECKING:
@@ -135,14 +133,7 @@ class TorchBackend(ActingBackend):
     ) -> Decision:
         if which is None or isinstance(which, int):
             return self._choose(which or 0, obs, mask, noise, state)
-        found = self._empty(len(which))
-        finite = True
-        for policy in np.unique(which).tolist():
-            rows = which == policy
-            own = self._choose(policy, obs[rows], taken(mask, rows), taken(noise, rows), taken(state, rows))
-            fill_in(found, rows, own)
-            finite = finite and own.is_finite
-        return found._replace(is_finite=finite)
+        return self._decide_each(self._choose, which, (obs, mask, noise, state))
 
     @torch.inference_mode()
     def _evaluated(

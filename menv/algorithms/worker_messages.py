@@ -20,7 +20,7 @@ from menv.algorithms.config.read_config import evaluation_settings
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.base_env import SINGLE_AGENT
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
-from menv.connectors.pipeline import PolicyConnectors, leaf_connectors, transfer_lives
+from menv.connectors.pipeline import PolicyConnectors, export_lives, import_lives
 from menv.env_context import EnvContext, InputContext
 from menv.errors import ConfigError
 from menv.inference.network_policy import NetworkPolicy
@@ -282,7 +282,7 @@ class PolicyView:
         for policy_id, own in update.connectors.items():
             policy = networks[policy_id]
             before = policy.networks.connectors[policy.index]
-            transfer_lives(before.agent, own.agent, slots)
+            import_lives(own.agent, slots, export_lives(before.agent, slots))
             policy.networks.connectors[policy.index] = own
         for policy_id, weights in update.weights.items():
             self.policies[policy_id].set_weights(weights)
@@ -304,7 +304,7 @@ def synced_filters(
     return {
         name: {
             position: one
-            for position, one in enumerate(leaf_connectors(policy.agent_connectors))
+            for position, one in enumerate(policy.agent_connectors.connectors)
             if isinstance(one, MeanStdObservationFilterAgentConnector)
         }
         for name, policy in network_policies(policies).items()

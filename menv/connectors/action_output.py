@@ -325,14 +325,14 @@ class CustomSteps:
         return action
 
 
-def element(action: object, space: Space) -> Any:
-    """Return an action as a write-protected copy in the dtypes of its space; OutsideSpaceError if it is outside."""
+def element(action: object, space: Space, row: int = 0) -> Any:
+    """Return an action as a write-protected copy in the dtypes of its space; OutsideSpaceError of `row` otherwise."""
     action = own_copy(action)
     with suppress(TypeError, KeyError, ValueError, IndexError):
         action = fitted(action, space, lambda value, box: value.astype(box.dtype, copy=False))
     why = why_outside(space, action, "action")
     if why is not None:
-        raise OutsideSpaceError(0, why)
+        raise OutsideSpaceError(row, why)
     return each_part(action, write_protected)
 
 

@@ -102,11 +102,11 @@ class Connector:
         return type(self).__name__
 
     def in_training(self) -> None:
-        """Switch to training: statistics grow."""
+        """Let statistics grow."""
         self.is_training = True
 
     def in_eval(self) -> None:
-        """Switch to evaluation: statistics stay unchanged."""
+        """Let statistics stay unchanged."""
         self.is_training = False
 
     def to_state(self) -> tuple[str, Any]:
@@ -123,11 +123,7 @@ class Connector:
         raise _undefined(cls, "from_state")
 
     def known(self, what: str) -> Any:
-        """Return a required attribute of the context.
-
-        Raises:
-            ContractError: There is none.
-        """
+        """Return a required attribute of the context; ContractError if there is none."""
         value = getattr(self.ctx, what, None)
         if value is None:
             raise ContractError(
@@ -163,11 +159,7 @@ _classes: dict[str, type[Connector]] = {}
 
 
 def register_connector(name: str, cls: type[Connector]) -> None:
-    """Register a class under a name.
-
-    Raises:
-        ConfigError: The name is taken, or `cls` is no subclass of Connector.
-    """
+    """Register a class under a name; ConfigError if the name is taken or `cls` is no subclass of Connector."""
     if not (isinstance(cls, type) and issubclass(cls, Connector)) or not isinstance(name, str) or not name:
         raise ConfigError(
             f"register_connector: {name!r} is {cls!r}, expected a name and a subclass of AgentConnector or "
@@ -181,12 +173,7 @@ def register_connector(name: str, cls: type[Connector]) -> None:
 
 
 def get_connector(name: str, ctx: ConnectorContext | None = None, params: object = None) -> Connector:
-    """Return a connector of a registered class.
-
-    Args:
-        name: Its registered name.
-        ctx: Its context.
-        params: The parameters from `to_state`; None for the defaults of the class.
+    """Return a connector of a registered class, with parameters from `to_state`, or the defaults of the class.
 
     Raises:
         UnknownNameError: Nothing is registered under the name.
@@ -310,15 +297,12 @@ class AgentRows:
         """Return the observations as [R, F], and keep them so."""
         if not (isinstance(self.obs, np.ndarray) and self.obs.ndim == 2):
             try:
-                shaped = [np.asarray(row) for row in self.obs]
-                rows = np.stack([np.ravel(row) for row in shaped])
-            except (TypeError, ValueError) as error:
-                raise OutsideSpaceError(
-                    0, "obs: expected arrays of one size after the agent connectors"
-                ) from error
+                rows = np.stack([np.ravel(row) for row in self.obs])
+            except (TypeError, ValueError):
+                rows = np.zeros(0, object)
             if rows.dtype.kind not in "biuf":
                 raise OutsideSpaceError(
-                    0, f"obs: expected numbers after the agent connectors, got {rows.dtype}"
+                    0, "obs: expected arrays of numbers of one size after the agent connectors"
                 )
             self.obs = rows if rows.dtype == np.uint8 else rows.astype(np.float32, copy=False)
         result: Column = self.obs
@@ -326,10 +310,9 @@ class AgentRows:
 
     def to_agents(self) -> list[AgentConnectorDataType]:
         """Return one object a row."""
-        nobody = (None, None)
         agents = []
         for row, obs in enumerate(self.obs):
-            env_id, agent_id = nobody if self.seats is None else self.seats[row]
+            seat: tuple[Any, Any] = (None, None) if self.seats is None else self.seats[row]
             data = {
                 SampleBatch.NEXT_OBS: obs,
                 SampleBatch.REWARDS: 0.0 if self.rewards is None else float(self.rewards[row]),
@@ -339,26 +322,25 @@ class AgentRows:
             }
             if self.mask is not None:
                 data[MASK] = self.mask[row]
-            agents.append(AgentConnectorDataType(env_id, agent_id, data))
+            agents.append(AgentConnectorDataType(*seat, data))
         return agents
 
     def take(self, agents: Any, connector: str) -> None:
         """Write the agents that a connector returned for `to_agents` back into the columns."""
-        whose = [] if self.seats is None else list(self.seats)
         given = list(agents) if isinstance(agents, Sequence) else []
         data: list[Any] = [getattr(agent, "data", None) for agent in given]
-        needed = [SampleBatch.NEXT_OBS]
-        if self.rewards is not None:
-            needed.append(SampleBatch.REWARDS)
-        if self.mask is not None:
-            needed.append(MASK)
+        columns_of_each = {SampleBatch.NEXT_OBS: self.obs, SampleBatch.REWARDS: self.rewards, MASK: self.mask}
+        needed = {name for name, column in columns_of_each.items() if column is not None}
         good = len(given) == len(self.obs) and all(
-            isinstance(columns, dict) and all(key in columns for key in needed) for columns in data
+            isinstance(one, dict) and needed <= one.keys() for one in data
         )
-        if not good or (whose and [(agent.env_id, agent.agent_id) for agent in given] != whose):
+        seats = (
+            None if self.seats is None or not good else [(agent.env_id, agent.agent_id) for agent in given]
+        )
+        if not good or (seats is not None and seats != list(self.seats or ())):
             raise ContractError(
                 f"{connector}: returned {len(given)} agents for {len(self.obs)}, expected the same agents in the same "
-                f"order, each with {', '.join(needed)} in its data; return everything that came in, changed"
+                f"order, each with {', '.join(sorted(needed))} in its data; return everything that came in, changed"
             )
         self.obs = [single(columns[SampleBatch.NEXT_OBS]) for columns in data]
         if self.rewards is not None:
@@ -389,9 +371,8 @@ def as_network_dtype(rows: Column, dtype: np.dtype[Any]) -> Column:
         row, column = np.argwhere(taken != rows)[0]
         raise OutsideSpaceError(
             int(row),
-            f"obs: {rows[row, column]} after the agent connectors, expected whole numbers from 0 to 255, because "
-            "images of bytes stay bytes, divided by 255 in the network; leave scaling out, or define your connector's "
-            "space",
+            f"obs: {rows[row, column]} after the agent connectors, expected whole numbers from 0 to 255; leave scaling "
+            "of images to the network, or define your connector's space",
         )
     return taken
 
@@ -405,21 +386,13 @@ class ActionConnector(Connector):
     """Base of action connectors; override `transform`."""
 
     def __call__(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
-        """Return the answer to one agent, transformed.
-
-        Raises:
-            ContractError: `transform` returned something else, or an output that is not the three of an answer.
-        """
+        """Return the answer to one agent, transformed; ContractError if `transform` returned none."""
         out = self.transform(ac_data)
-        if not isinstance(out, ActionConnectorDataType):
+        output = out.output if isinstance(out, ActionConnectorDataType) else None
+        if not isinstance(output, tuple | list) or len(output) != 3:
             raise ContractError(
-                f"{self.name}.transform: returned {type(out).__name__}, expected ActionConnectorDataType; return the "
-                "one that came in, changed"
-            )
-        if not isinstance(out.output, tuple | list) or len(out.output) != 3:
-            raise ContractError(
-                f"{self.name}.transform: output is {type(out.output).__name__}, expected (actions, states, fetches); "
-                "put the changed action into a tuple with the other two"
+                f"{self.name}.transform: returned {type(out).__name__} with {type(output).__name__}, expected the "
+                "ActionConnectorDataType that came in, whose output is (actions, states, fetches)"
             )
         return out
 
@@ -437,11 +410,7 @@ class AgentConnector(Connector):
     """Whether it needs final observations and rewards as soon as they come, not all at once later."""
 
     def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
-        """Return the data of the same agents, in the same order.
-
-        Raises:
-            ContractError: What came in is no list, or `transform` returned something else than an agent's data.
-        """
+        """Return the data of the same agents, in the same order; ContractError if `transform` returned none."""
         if not isinstance(acd_list, list | tuple):
             raise ContractError(
                 f"{self.name}: {type(acd_list).__name__}, expected a list of AgentConnectorDataType; pass [data]"
@@ -450,8 +419,7 @@ class AgentConnector(Connector):
         for data in out:
             if not isinstance(data, AgentConnectorDataType):
                 raise ContractError(
-                    f"{self.name}.transform: returned {type(data).__name__}, expected AgentConnectorDataType; return "
-                    "the one that came in, changed"
+                    f"{self.name}.transform: returned {type(data).__name__}, expected AgentConnectorDataType"
                 )
         return out
 

@@ -438,16 +438,9 @@ def _flat(value: object) -> Any:
     return np.concatenate([np.ravel(part) for part in parts]) if parts else value
 
 
-def _sorted_keys(keys: Mapping[Any, Any]) -> list[Any]:
-    try:
-        return sorted(keys)
-    except TypeError:
-        return sorted(keys, key=repr)
-
-
 def _leaves(value: object) -> Any:
     if isinstance(value, Mapping):
-        value = [value[key] for key in _sorted_keys(value)]
+        value = [value[key] for key in sorted(value)]
     if isinstance(value, list | tuple):
         for part in value:
             yield from _leaves(part)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -73,10 +73,8 @@ class Pipeline(Connector, Generic[C]):
 
     @property
     def version(self) -> int:
-        """Grows with each change, also of nested pipelines."""
-        return self._changes + sum(
-            [inner.version for inner in self.connectors if isinstance(inner, Pipeline)]
-        )
+        """Grows with each change."""
+        return self._changes
 
     def prepend(self, connector: C) -> None:
         """Put a connector before all others."""
@@ -118,31 +116,20 @@ class Pipeline(Connector, Generic[C]):
             connector.in_eval()
 
     def to_state(self) -> tuple[str, Any]:
-        """Return the name and the states of the connectors.
-
-        Raises:
-            ConfigError: JSON cannot hold the state of one of them.
-            ContractError: One of them does not define `to_state`.
-        """
+        """Return the name and the states of the connectors; ConfigError if JSON cannot hold one of them."""
         states = [connector.to_state() for connector in self.connectors]
         for connector, state in zip(self.connectors, states, strict=True):
             try:
                 json.dumps(state, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise ConfigError(
-                    f"{connector.name}.to_state: {error}, expected lists, dicts with text as keys, text and finite "
-                    "numbers; turn arrays into lists with .tolist()"
+                    f"{connector.name}.to_state: {error}, expected lists, dicts, text and finite numbers"
                 ) from error
         return type(self).__name__, states
 
     @classmethod
     def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
-        """Return the pipeline with the parameters of `to_state`, also after JSON.
-
-        Raises:
-            UnknownNameError: A connector is not registered.
-            ConfigError: `params` is no list of pairs.
-        """
+        """Return the pipeline with the parameters of `to_state`; ConfigError if `params` is no list of pairs."""
         pairs: list[Any] = list(params) if isinstance(params, list | tuple) else [None]
         if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
             raise ConfigError(
@@ -153,30 +140,25 @@ class Pipeline(Connector, Generic[C]):
         return cls(ctx, connectors)
 
     def restore(self, params: Any) -> None:
-        """Replace all connectors by those of a state.
-
-        Raises:
-            UnknownNameError: See `from_state`, also for ConfigError. The pipeline stays unchanged.
-        """
+        """Replace all connectors by those of a state, or raise what `from_state` does and change nothing."""
         made = type(self).from_state(self.ctx or ConnectorContext(), params)
         self.connectors = made.connectors
         self._changes += 1
         (self.in_training if self.is_training else self.in_eval)()
 
     def __str__(self) -> str:
-        lines = [line for connector in self.connectors for line in str(connector).splitlines()]
-        return "\n".join([self.name, *(f"    {line}" for line in lines)])
+        return "\n".join([self.name, *(f"    {connector}" for connector in self.connectors)])
 
     def _insert(self, place: int, connector: C) -> None:
-        if not isinstance(connector, self.kind):
+        if (
+            not isinstance(connector, self.kind)
+            or isinstance(connector, Pipeline)
+            or connector in self.connectors
+        ):
             got = connector.__name__ if isinstance(connector, type) else type(connector).__name__
             raise ConfigError(
-                f"{self.name}: {got}, expected an instance of {self.kind.__name__}; agent connectors go into "
+                f"{self.name}: {got}, expected a new instance of {self.kind.__name__}; agent connectors go into "
                 "agent_connectors, action connectors into action_connectors, as objects and not as classes"
-            )
-        if any(connector is other for other in self.connectors):
-            raise ConfigError(
-                f"{self.name}: the very same {connector.name} is in it already, expected another; make a new one"
             )
         if connector.ctx is None:
             connector.ctx = self.ctx
@@ -193,7 +175,7 @@ class Pipeline(Connector, Generic[C]):
 
 
 class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
-    """A sequence of agent connectors; itself one."""
+    """A sequence of agent connectors."""
 
     kind = AgentConnector
 
@@ -254,7 +236,7 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
 
 
 class ActionConnectorPipeline(Pipeline[ActionConnector], ActionConnector):
-    """A sequence of action connectors; itself one."""
+    """A sequence of action connectors."""
 
     kind = ActionConnector
 
@@ -320,20 +302,6 @@ def action_pipeline(ctx: ConnectorContext, *, normalize: bool, clip: bool) -> Ac
     return ActionConnectorPipeline(ctx, [*steps, ImmutableActionsConnector(ctx)])
 
 
-def leaf_connectors(pipeline: AgentConnectorPipeline) -> Iterator[AgentConnector]:
-    """Yield the connectors of a pipeline and of nested ones."""
-    for connector in pipeline.connectors:
-        if isinstance(connector, AgentConnectorPipeline):
-            yield from leaf_connectors(connector)
-        else:
-            yield connector
-
-
-def is_passive(connector: AgentConnector) -> bool:
-    """Return whether a connector leaves whole batches unchanged."""
-    return type(connector) in _NOTHING_TO_DO
-
-
 def observes_output(connector: AgentConnector) -> bool:
     """Return whether a custom connector overrides `on_policy_output`."""
     return (
@@ -350,21 +318,20 @@ def batch_steps(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
     """Return the connectors that change whole batches during sampling, in order."""
     return [
         connector
-        for connector in leaf_connectors(pipeline)
-        if not (type(connector) is ClipRewardAgentConnector and connector.later) and not is_passive(connector)
+        for connector in pipeline.connectors
+        if type(connector) not in _NOTHING_TO_DO
+        and not (type(connector) is ClipRewardAgentConnector and connector.later)
     ]
 
 
 def action_plan(pipeline: ActionConnectorPipeline) -> ActionPlan:
     """Return how a pipeline runs: as much as possible on whole batches."""
     kinds = [type(connector) for connector in pipeline.connectors]
-    count, places = 0, [_ACTION_ORDER.index(kind) if kind in _ACTION_ORDER else -1 for kind in kinds]
-    last = -1
-    while count < len(places) and places[count] > last:
-        last = places[count]
+    places = [_ACTION_ORDER.index(kind) if kind in _ACTION_ORDER else -1 for kind in kinds]
+    count = 0
+    while count < len(places) and places[count] > (places[count - 1] if count else -1):
         count += 1
-    done = kinds[:count]
-    rest = tuple(pipeline.connectors[count:])
+    done, rest = kinds[:count], tuple(pipeline.connectors[count:])
     return ActionPlan(NormalizeActionsConnector in done, ClipActionsConnector in done, rest)
 
 
@@ -416,7 +383,7 @@ class PolicyConnectors:
     def frozen(self) -> Self:
         """Return independent copies, statistics included; ContractError if one cannot be copied."""
         copied = self.for_evaluation()
-        for leaf in leaf_connectors(copied.agent):
+        for leaf in copied.agent.connectors:
             if isinstance(leaf, MeanStdObservationFilterAgentConnector):
                 leaf.unshare()
         return copied
@@ -442,7 +409,7 @@ def stateful_connectors(pipeline: AgentConnectorPipeline) -> list[AgentConnector
     """Return the connectors that keep state per agent episode; custom ones may only show it by overriding `reset`."""
     return [
         leaf
-        for leaf in leaf_connectors(pipeline)
+        for leaf in pipeline.connectors
         if leaf.keeps_lives or not (leaf.takes_rows or type(leaf).reset is AgentConnector.reset)
     ]
 
@@ -453,7 +420,7 @@ def can_move(pipeline: AgentConnectorPipeline) -> bool:
 
 
 def _stacks(pipeline: AgentConnectorPipeline) -> list[FrameStackAgentConnector]:
-    found = [leaf for leaf in leaf_connectors(pipeline) if isinstance(leaf, FrameStackAgentConnector)]
+    found = [leaf for leaf in pipeline.connectors if isinstance(leaf, FrameStackAgentConnector)]
     return [leaf for leaf in found if leaf.takes_rows]
 
 
@@ -468,12 +435,4 @@ def import_lives(
 ) -> None:
     """Restore the states of `export_lives` on these slots; an empty state is a new agent episode."""
     for number, leaf in enumerate(_stacks(pipeline)):
-        leaf.take_lives(slots, [life[number] if life else None for life in lives])
-
-
-def transfer_lives(
-    pipeline: AgentConnectorPipeline, successor: AgentConnectorPipeline, slots: Sequence[int]
-) -> None:
-    """Copy the state of slots to a pipeline's replacement, for the connectors that both have."""
-    for before, after in zip(_stacks(pipeline), _stacks(successor), strict=False):
-        after.take_lives(slots, before.lives(slots))
+        leaf.take_lives(slots, [life[number] if number < len(life or ()) else None for life in lives])

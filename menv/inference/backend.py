@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -110,14 +110,11 @@ class ActingBackend(ABC):
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
     ) -> ForwardOutputs:
         """Return distribution inputs and log-probabilities of `actions` under one policy."""
-        parts = portions(obs)
-        if len(parts) < 2:
-            return self._evaluated(policy, obs, mask, actions, state)
         found = [
             self._evaluated(policy, obs[part], taken(mask, part), actions[part], taken(state, part))
-            for part in parts
+            for part in portions(obs)
         ]
-        return ForwardOutputs(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+        return found[0] if len(found) == 1 else ForwardOutputs(*map(np.concatenate, zip(*found, strict=True)))
 
     @abstractmethod
     def _evaluated(
@@ -127,10 +124,8 @@ class ActingBackend(ABC):
 
     def values(self, policy: int, obs: Rows, state: Floats | None = None) -> Floats:
         """Return the [N] state values of one policy's critic."""
-        parts = portions(obs)
-        if len(parts) < 2:
-            return self._valued(policy, obs, state)
-        return np.concatenate([self._valued(policy, obs[part], taken(state, part)) for part in parts])
+        found = [self._valued(policy, obs[part], taken(state, part)) for part in portions(obs)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     @abstractmethod
     def _valued(self, policy: int, obs: Rows, state: Floats | None) -> Floats:
@@ -158,8 +153,26 @@ class ActingBackend(ABC):
                 f"{type(self).__name__}: policy {policy}, expected 0 to {self.policies - 1}; call add_policy first"
             )
 
+    def _decide_each(
+        self,
+        decide: Callable[[int, Rows, Flags | None, Floats | None, Floats | None], Decision],
+        which: npt.NDArray[np.int64],
+        columns: tuple[Rows, Flags | None, Floats | None, Floats | None],
+    ) -> Decision:
+        """Return the decisions on R rows by one call for each policy that has some."""
+        found, finite = self._empty(len(which)), True
+        for policy in np.unique(which).tolist():
+            rows = np.flatnonzero(which == policy)
+            obs, *others = columns
+            part = decide(policy, obs[rows], *(taken(column, rows) for column in others))
+            finite = finite and part.is_finite
+            for column, own in zip(found[:3], part[:3], strict=True):
+                if column is not None:
+                    column[rows] = own
+        return found._replace(is_finite=finite)
+
     def _empty(self, rows: int) -> Decision:
-        """Return a decision on R rows to `fill_in`."""
+        """Return a decision on R rows to fill in."""
         head, width = self.head, self.state_size
         inputs = np.empty((rows, head.inputs), np.float32) if head.returns_dist_inputs else None
         state = np.empty((rows, width), np.float32) if width else None
@@ -181,19 +194,12 @@ def portions(obs: Rows) -> list[slice]:
     """Return the slices in which rows are computed fastest, one after the other."""
     rows, width = obs.shape
     size = min(_ROWS_AT_ONCE, max(_LEAST_AT_ONCE, _NUMBERS_AT_ONCE // max(1, width)))
-    return [slice(start, start + size) for start in range(0, rows, size)]
+    return [slice(start, start + size) for start in range(0, max(rows, 1), size)]
 
 
 def taken(array: Array | None, rows: Array | slice) -> Array | None:
     """Return some rows of an array, None without one."""
     return None if array is None else array[rows]
-
-
-def fill_in(whole: Decision, rows: Array, part: Decision) -> None:
-    """Write the decisions of some rows into the decision of all."""
-    for column, own in zip(whole[:3], part[:3], strict=True):
-        if column is not None:
-            column[rows] = own
 
 
 Array = npt.NDArray[Any]
@@ -241,6 +247,10 @@ def non_finite_error(
 
 def check_weights(policy_id: str, weights: Mapping[str, Any]) -> None:
     """Raise ConfigError for a weight that is not an array of numbers, finite as float32."""
+    if not isinstance(weights, Mapping):
+        raise ConfigError(
+            f"policy {policy_id!r}: the weights are a {type(weights).__name__}, expected a dict of arrays"
+        )
     for name, value in weights.items():
         try:
             number = _not_finite(value)

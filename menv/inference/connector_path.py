@@ -25,7 +25,6 @@ from menv.connectors.pipeline import (
     export_lives,
     import_lives,
     is_plain,
-    leaf_connectors,
     observes_output,
 )
 from menv.errors import ContractError
@@ -88,7 +87,7 @@ class ConnectorPath:
         self.outputs = [own.output(action_space) for own in connectors]
         self._width, self._dtype = width, dtype
         self._learning = learning
-        leaves = [list(leaf_connectors(pipeline)) for pipeline in self._agent]
+        leaves = [pipeline.connectors for pipeline in self._agent]
         self.keeps_lives = any(leaf.keeps_lives for own in leaves for leaf in own)
         self.exports_lives = all(can_move(pipeline) for pipeline in self._agent)
         self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
@@ -136,8 +135,16 @@ class ConnectorPath:
         """
 
         def through(index: int, places: Column | None) -> ConnectedRows:
-            own = [_some(column, places) for column in (obs, rewards, slots, infos)]
-            return self._through(index, own[0], own[1], own[2], seats, own[3], final, over)
+            shown, paid, own, about = (_some(column, places) for column in (obs, rewards, slots, infos))
+            rows = AgentRows(
+                shown, paid, slots=own, infos=about, truncated=final, learning=self._learning, over=over
+            )
+            if seats is not None and own is not None:
+                if self._keeps[index]:
+                    self.shown.update(zip(own.tolist(), map(own_copy, shown), strict=True))
+                if self._custom[index]:
+                    rows.seats = [seats[slot] for slot in own.tolist()]
+            return self._run(index, rows)
 
         return ConnectedRows(*self._joined(which, len(obs), through))
 
@@ -298,26 +305,6 @@ class ConnectorPath:
             self._groups = (which, [(groups[0][0], None)] if len(groups) == 1 else list(groups))
         return self._groups[1]
 
-    def _through(
-        self,
-        index: int,
-        obs: Observations,
-        rewards: Column | None,
-        slots: Column | None,
-        seats: Seats | None,
-        infos: Sequence[Mapping[str, Any]] | None,
-        final: bool,
-        over: Column | None = None,
-    ) -> ConnectedRows:
-        rows = AgentRows(
-            obs, rewards, slots=slots, infos=infos, truncated=final, learning=self._learning, over=over
-        )
-        if self._keeps[index] and seats is not None and slots is not None:
-            self.shown.update(zip(slots.tolist(), map(own_copy, obs), strict=True))
-        if self._custom[index] and seats is not None and slots is not None:
-            rows.seats = [seats[slot] for slot in slots.tolist()]
-        return self._run(index, rows)
-
     def _run(self, index: int, rows: AgentRows) -> ConnectedRows:
         self._agent[index].over_rows(rows)
         try:
@@ -328,19 +315,13 @@ class ConnectorPath:
 
     def _taken(self, index: int, rows: AgentRows) -> Column:
         """Return the [R, F] input of the network from rows after their pipeline."""
-        obs = rows.array()
+        obs, wanted = rows.array(), f"{self._width} finite numbers for the network after the agent connectors"
         if obs.shape[1] != self._width:
-            raise OutsideSpaceError(
-                0,
-                f"obs: expected {self._width} numbers for the network after the agent connectors, got {obs.shape[1]}",
-            )
+            raise OutsideSpaceError(0, f"obs: expected {wanted}, got {obs.shape[1]}")
         # The results of custom connectors are checked nowhere else.
         if self._custom[index] and not np.isfinite(obs).all():
             row = int(np.argmin(np.isfinite(obs).all(1)))
-            wrong = obs[row][~np.isfinite(obs[row])][0]
-            raise OutsideSpaceError(
-                row, f"obs: expected finite numbers for the network after the agent connectors, got {wrong}"
-            )
+            raise OutsideSpaceError(row, f"obs: expected {wanted}, got {obs[row][~np.isfinite(obs[row])][0]}")
         return as_network_dtype(obs, self._dtype)
 
 

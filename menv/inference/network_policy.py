@@ -38,7 +38,6 @@ from menv.connectors.pipeline import (
     AgentConnectorPipeline,
     PolicyConnectors,
     action_plan,
-    leaf_connectors,
     stateful_connectors,
 )
 from menv.errors import ConfigError, ContractError
@@ -117,7 +116,7 @@ class NetworkGroup:
 @contextmanager
 def frozen_statistics(pipeline: AgentConnectorPipeline) -> Iterator[None]:
     """Freeze the statistics of connectors for a while."""
-    before = [(leaf, leaf.is_training) for leaf in leaf_connectors(pipeline)]
+    before = [(leaf, leaf.is_training) for leaf in pipeline.connectors]
     pipeline.in_eval()
     try:
         yield
@@ -247,60 +246,47 @@ class NetworkPolicy(Policy):
         explore: bool | None = None,
         timestep: int | None = None,
     ) -> tuple[Any, list[Any], dict[str, Any]]:
-        """Return `(actions, states, fetches)`; see `Policy.compute_actions`.
-
-        Raises:
-            ContractError: An observation is outside the policy's space, or a state does not fit.
-        """
-        obs, mask = self._rows(obs_batch)
-        state = self._state(state_batches, len(obs))
-        decision = self._decision(obs, mask, self._noise_for(explore, len(obs)), state)
-        logp = self.networks.backend.evaluate(self.index, obs, mask, decision.actions, state).logp
-        states = [] if decision.state is None else self._parts(decision.state)
-        return self._answers(decision.actions, obs, mask), states, {"action_logp": logp}
+        """Return `(actions, states, fetches)`; ContractError for an observation outside of the policy's space."""
+        actions, states, inputs = self._computed(obs_batch, state_batches, explore)
+        return actions, states, {"action_logp": self.networks.backend.evaluate(self.index, *inputs).logp}
 
     @locked
     def act(self, obs: Any, *, state: Sequence[Any] | None = None, explore: bool = False) -> Any:
-        """Return the action for one observation, the most likely one unless `explore`; see `Policy.act`.
-
-        Raises:
-            ContractError: The observation is outside the space, the policy has a memory and no state is given, or
-                connectors have to know whose the observation is.
-        """
+        """Return the action for one observation, the most likely one unless `explore`; see `Policy.act`."""
         if state is None and self.networks.state_sizes:
             raise self.without_state()
-        rows, mask = self._rows([obs])
-        before = self._state(None if state is None else one_row(f"policy {self.policy_id!r}", state), 1)
-        decision = self._decision(rows, mask, self._noise(1) if explore else None, before)
-        action = self._answers(decision.actions, rows, mask)[0]
-        if state is None:
-            return action
-        return action, [] if decision.state is None else [part[0] for part in self._parts(decision.state)]
+        before = None if state is None else one_row(f"policy {self.policy_id!r}", state)
+        actions, after, _ = self._computed([obs], before, explore)
+        return actions[0] if state is None else (actions[0], [part[0] for part in after])
+
+    def _computed(
+        self, obs_batch: Sequence[Any], state_batches: Sequence[Any] | None, explore: bool | None
+    ) -> tuple[Any, list[Floats], tuple[Rows, Flags | None, Actions, Floats | None]]:
+        """Return actions, states, and what the back-end evaluates them by."""
+        obs, mask = self._rows(obs_batch)
+        state = self._state(state_batches, len(obs))
+        decision = self._decision(obs, mask, self._noise_for(explore, len(obs)), state)
+        states = [] if decision.state is None else self._parts(decision.state)
+        return self._answers(decision.actions, obs, mask), states, (obs, mask, decision.actions, state)
 
     @locked
     def action_probabilities(
         self, obs: Any, state: Sequence[Any] | None = None
     ) -> npt.NDArray[np.float32] | None:
-        """Return the [A] probability of each action for one observation.
+        """Return the [A] probability of each action for one observation, of epsilon-greedy ones for Q-values.
 
-        Args:
-            obs: An element of the observation space.
-            state: Hidden state of a recurrent policy before it; None means the initial one.
-
-        Returns:
-            The probabilities, of epsilon-greedy actions for Q-values; None unless the actions are one choice, or if
-            connectors depend on past observations.
+        None unless the actions are one choice, or if connectors depend on past observations. `state` is that before the
+        observation, None the initial one.
         """
         head = self.networks.backend.head
         if head.kind not in ("categorical", "q_values") or not self.whole:
             return None
         actions = np.arange(head.sizes[0])
         rows, mask = self._rows([obs] * len(actions))
-        parts = None if state is None else [np.repeat(part[None], len(actions), 0) for part in state]
-        logp = self.networks.backend.evaluate(
-            self.index, rows, mask, actions, self._state(parts, len(actions))
-        ).logp
-        return np.exp(logp)
+        parts = self._state(
+            None if state is None else [[part] * len(actions) for part in state], len(actions)
+        )
+        return np.exp(self.networks.backend.evaluate(self.index, rows, mask, actions, parts).logp)
 
     @locked
     def decide(
@@ -313,14 +299,10 @@ class NetworkPolicy(Policy):
         """Return the actions on R observations, whose bounds are not checked.
 
         Args:
-            obs_batch: R elements of the observation space.
+            obs_batch: R elements of the observation space; OutsideSpaceError for another structure, shape or dtype.
             noise: [R, width] random numbers of the head's `draw`; None takes the most likely actions.
             state: [R, S] of a recurrent network before.
             lives: For each row the connectors' state after its agent's last timestep, None for a new agent episode.
-
-        Raises:
-            OutsideSpaceError: An observation has another structure, shape or dtype than the space says.
-            ContractError: Connectors keep state per agent that they cannot export.
         """
         networks, path = self.networks, self._connected()
         if path is None:
@@ -331,10 +313,7 @@ class NetworkPolicy(Policy):
             refuse_unknown_lives(self.policy_id, path)
             lives, (rows, mask) = None, path.rows(0, obs_batch)[:2]
         decision = self._decision(rows, mask, noise, state)
-        if path is None:
-            answers = networks.output(decision.actions)
-        else:
-            answers = path.answers(0, decision.actions, rows, mask, None)
+        answers = self._answers(decision.actions, rows, mask)
         return ComputedAction(answers, decision.actions, rows, mask, decision.state, lives)
 
     @property
@@ -379,11 +358,6 @@ class NetworkPolicy(Policy):
             ContractError: A connector or the network cannot process an observation.
         """
         networks, own = self.networks, self._own
-        for row, agent in enumerate(agents):
-            if isinstance(agent.data, Mapping) and agent.data.get(SampleBatch.NEXT_OBS, 0) is None:
-                raise self._outside(
-                    OutsideSpaceError(row, "obs: expected an observation, got None"), len(agents)
-                )
         try:
             with frozen_statistics(own.agent):
                 connected = own.agent(list(agents))
@@ -436,11 +410,7 @@ class NetworkPolicy(Policy):
         )
 
     def set_connectors_state(self, state: Sequence[Any] | None) -> None:
-        """Restore the pipelines from `connectors_state`; None leaves them unchanged.
-
-        Raises:
-            UnknownNameError: A connector is not registered.
-        """
+        """Restore the pipelines from `connectors_state`; None leaves them unchanged."""
         if state is not None:
             self._own.restore(*state)
 
@@ -470,11 +440,6 @@ class NetworkPolicy(Policy):
         Raises:
             ConfigError: They are others, or one of their numbers is NaN or infinite as float32.
         """
-        if not isinstance(weights, Mapping):
-            raise ConfigError(
-                f"policy {self.policy_id!r}: the weights are a {type(weights).__name__}, expected a dict of arrays by "
-                "name; give what get_weights returned"
-            )
         check_weights(self.policy_id, weights)
         try:
             self.networks.backend.set_weights(self.index, weights)
@@ -501,11 +466,7 @@ class NetworkPolicy(Policy):
     def _decision(
         self, obs: Rows, mask: Flags | None, noise: Floats | None, state: Floats | None
     ) -> Decision:
-        """Return the network's decision on R rows.
-
-        Raises:
-            ContractError: Its outputs are not finite.
-        """
+        """Return the network's decision on R rows; ContractError if its outputs are not finite."""
         networks = self.networks
         decision = networks.backend.decide(obs, mask, noise, self.index, state)
         if not decision.is_finite:

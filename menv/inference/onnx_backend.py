@@ -37,8 +37,6 @@ from menv.inference.backend import (
     Which,
     all_finite,
     check_shapes,
-    fill_in,
-    taken,
 )
 
 Feed: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -70,16 +68,24 @@ class GraphSession:
     outputs: list[str]
     policies: int = 0
 
+    @property
+    def reads_which(self) -> bool:
+        """Whether a weight outside of layers is picked for each row."""
+        return any(given.name == "which" for given in self.session.get_inputs())
+
     @classmethod
     def of(cls, session: ort.InferenceSession, weights: Feed, policies: int = 0) -> GraphSession:
         shared = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in weights.items()}
         outputs = [output.name for output in session.get_outputs()]
         return cls(session, dict(weights), shared, outputs, policies)
 
-    def run(self) -> Sequence[Any]:
-        """Run the graph on what is in the feed now."""
-        outputs: Sequence[Any] = self.session.run(self.outputs, self.feed)
-        return outputs
+    def run_rows(self, **columns: npt.NDArray[Any] | None) -> list[npt.NDArray[Any]]:
+        """Return the outputs of R rows; a single one is computed twice."""
+        given = {name: column for name, column in columns.items() if column is not None}
+        rows = len(given["obs"])
+        for name, column in given.items():
+            self.feed[name] = np.concatenate((column, column)) if rows == 1 else column
+        return [output[:rows] for output in self.session.run(self.outputs, self.feed)]
 
     def answer(
         self,
@@ -90,21 +96,13 @@ class GraphSession:
         state: Floats | None,
     ) -> Decision:
         """Return the decision on R >= 2 rows; arguments as for `BoundSession`."""
-        feed = self.feed
+        given: dict[str, npt.NDArray[Any] | None] = {"obs": obs, "mask": mask, "noise": noise, "state": state}
         if lanes is not None:
-            feed["pick"] = lanes.places
-            if any(given.name == "which" for given in self.session.get_inputs()):
-                feed["which"] = lanes.which
-            obs = lanes.spread(obs, self.policies)
-            state = None if state is None else lanes.spread(state, self.policies)
-        feed["obs"] = obs
-        if state is not None:
-            feed["state"] = state
-        if mask is not None:
-            feed["mask"] = mask
-        if noise is not None:
-            feed["noise"] = noise
-        outputs = dict(zip(self.outputs, self.run(), strict=True))
+            given["obs"] = lanes.spread(obs, self.policies)
+            given["state"] = None if state is None else lanes.spread(state, self.policies)
+            given |= {"pick": lanes.places, "which": lanes.which if self.reads_which else None}
+        self.feed.update({name: column for name, column in given.items() if column is not None})
+        outputs = dict(zip(self.outputs, self.session.run(self.outputs, self.feed), strict=True))
         return Decision(
             outputs["action"],
             outputs.get("dist_inputs"),
@@ -477,40 +475,28 @@ class OnnxBackend(ActingBackend):
         """See `ActingBackend.decide`."""
         kind: GraphKind = "greedy" if noise is None else "act"
         if which is None or isinstance(which, int):
-            return self._answer(kind, which or 0, obs, mask, noise, None, state)
+            return self._answer(kind, which or 0, obs, mask, noise, state)
         rows = len(which)
         if rows < 2 or self._stacks.policies == 1:
-            return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, None, state)
+            return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, state)
         lanes = self._plan.lanes_of(which)
         if lanes is None:
-            return self._grouped(kind, which, obs, mask, noise, state)
-        return self._answer(kind, None, obs, mask, noise, lanes, state)
+            return self._decide_each(partial(self._answer, kind), which, (obs, mask, noise, state))
+        return self._answer(kind, None, obs, mask, noise, state, lanes)
 
     def _evaluated(
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None
     ) -> ForwardOutputs:
-        rows = len(obs)
-        if rows == 0:
+        if len(obs) == 0:
             return ForwardOutputs(np.empty((0, self.head.inputs), np.float32), np.empty(0, np.float32))
         runner = self._runner("evaluate", policy, mask is not None)
-        runner.feed["obs"] = _two_or_more(obs)
-        runner.feed["actions"] = _two_or_more(actions)
-        if mask is not None:
-            runner.feed["mask"] = _two_or_more(mask)
-        if state is not None:
-            runner.feed["state"] = _two_or_more(state)
-        inputs, logp = runner.run()
-        return ForwardOutputs(inputs[:rows], logp[:rows])
+        return ForwardOutputs(*runner.run_rows(obs=obs, actions=actions, mask=mask, state=state))
 
     def _valued(self, policy: int, obs: Rows, state: Floats | None) -> Floats:
         if len(obs) == 0:
             return np.empty(0, np.float32)
-        runner = self._runner("values", policy, False)
-        runner.feed["obs"] = _two_or_more(obs)
-        if state is not None:
-            runner.feed["state"] = _two_or_more(state)
-        values: Floats = runner.run()[0]
-        return values[: len(obs)]
+        values: Floats = self._runner("values", policy, False).run_rows(obs=obs, state=state)[0]
+        return values
 
     def add_policy(self, weights: Weights | None = None) -> int:
         """Add a policy and return its index; without weights it copies policy 0."""
@@ -545,8 +531,8 @@ class OnnxBackend(ActingBackend):
         obs: Rows,
         mask: Flags | None,
         noise: Floats | None,
-        lanes: PolicyBatches | None,
         state: Floats | None,
+        lanes: PolicyBatches | None = None,
     ) -> Decision:
         """Run one policy on rows, or all of them in lanes if `policy` is None."""
         rows = len(obs)
@@ -568,37 +554,6 @@ class OnnxBackend(ActingBackend):
         self._newcomers += 1
         full = len(self._bound) >= _BOUND_RUNNERS
         return numbers <= _BOUND_NUMBERS and (not full or self._newcomers % _NEWCOMERS == 0)
-
-    def _grouped(
-        self,
-        kind: GraphKind,
-        which: npt.NDArray[np.int64],
-        obs: Rows,
-        mask: Flags | None,
-        noise: Floats | None,
-        state: Floats | None,
-    ) -> Decision:
-        found = self._empty(len(which))
-        order = np.argsort(which, kind="stable")
-        own = which[order]
-        self._require_policy(int(own[0]))
-        self._require_policy(int(own[-1]))
-        finite, begin = True, 0
-        # Only the policies that have rows: there may be many more.
-        for end in (*(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), len(own)):
-            rows = order[begin:end]
-            part = self._answer(
-                kind,
-                int(own[begin]),
-                obs[rows],
-                taken(mask, rows),
-                taken(noise, rows),
-                None,
-                taken(state, rows),
-            )
-            fill_in(found, rows, part)
-            finite, begin = finite and part.is_finite, end
-        return found._replace(is_finite=finite)
 
     def _runner(self, kind: GraphKind, policy: int | None, masked: bool) -> GraphSession:
         """Return the runner of one policy, or of all of them stacked if `policy` is None."""
@@ -625,7 +580,3 @@ class OnnxBackend(ActingBackend):
             bounded = isinstance(self._graphs, StoredGraphs) and self._graphs.bounded
             self._sessions[key] = open_session(self._graphs.build(kind, stacked, masked), bounded=bounded)
         return self._sessions[key]
-
-
-def _two_or_more(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.concatenate((rows, rows)) if len(rows) == 1 else rows

@@ -40,7 +40,6 @@ from menv.connectors.pipeline import (
     action_pipeline,
     action_plan,
     agent_pipeline,
-    leaf_connectors,
 )
 from menv.errors import ConfigError, UnknownNameError
 from menv.inference.acting_graphs import GraphKind, StoredGraphs
@@ -409,7 +408,7 @@ def _networks(manifest: _Manifest, files: Mapping[str, bytes], where: str) -> Ne
 
 def _widens_to(connectors: PolicyConnectors, space: gym.Space[Any], width: int) -> bool:
     """Return whether agent connectors make rows of a width; custom connectors need not report it."""
-    known = all(leaf.takes_rows for leaf in leaf_connectors(connectors.agent))
+    known = all(leaf.takes_rows for leaf in connectors.agent.connectors)
     return not known or connectors.agent.space(space, 0)[1] == width
 
 

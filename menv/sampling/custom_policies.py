@@ -21,7 +21,6 @@ from menv.connectors.action_output import element
 from menv.connectors.built_in import clip_reward
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
-from menv.inference.backend import as_text
 from menv.inference.connector_path import Seats
 from menv.policy import Policy, RowDraws, parts_given
 from menv.policy_spec import PolicySpec
@@ -113,41 +112,28 @@ def decide(
     Raises:
         ContractError: It did not return actions, states and fetches for R rows.
     """
-    shown = [
-        history.states
-        if history.acted
-        else parts_given(f"policy {policy_id!r}: get_initial_state", policy.get_initial_state())
-        for history in histories
-    ]
+    where = f"policy {policy_id!r}: get_initial_state"
+    shown = [one.states if one.acted else parts_given(where, policy.get_initial_state()) for one in histories]
     before = _columns(shown, policy_id)
-    names = _taken_by_name(type(policy).compute_actions)
-    previous = names is None or "prev_action_batch" in names
-    given: tuple[Any, ...] = (
-        before, _previous_actions(policy.action_space, histories) if previous else None,
+    names = _named(type(policy).compute_actions)
+    given = dict(zip(_GIVEN, (
+        before, _previous_actions(policy.action_space, histories),
         _previous_rewards(policy, histories), [history.info for history in histories], episodes, explore, timestep,
-    )  # fmt: skip
+    ), strict=True))  # fmt: skip
     if names is None:
-        answer = policy.compute_actions(obs_batch, *given)
+        answer = policy.compute_actions(obs_batch, *given.values())
     else:
-        by_name = {name: value for name, value in zip(_GIVEN, given, strict=True) if name in names}
-        answer = policy.compute_actions(obs_batch, **by_name)
-    if not isinstance(answer, tuple) or len(answer) != 3:
-        count = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
+        answer = policy.compute_actions(obs_batch, **{name: given[name] for name in names})
+    if not isinstance(answer, tuple) or len(answer) != 3 or not isinstance(answer[2] or {}, Mapping):
         raise ContractError(
-            f"policy {policy_id!r}: compute_actions returned {count}, expected (actions, states, fetches); "
-            "return all three, [] and {} where they are empty"
+            f"policy {policy_id!r}: compute_actions returned {type(answer).__name__}, expected (actions, states, "
+            "fetches), the last one a dict; return all three, [] and {} where they are empty"
         )
     actions = _one_for_each(answer[0], len(obs_batch), policy_id)
     states = _checked_states(answer[1], len(shown[0]), len(histories), policy_id)
     for row, (history, action) in enumerate(zip(histories, actions, strict=True)):
         history.acted, history.action, history.states = True, action, [column[row] for column in states]
-    fetches = answer[2] or {}
-    if not isinstance(fetches, Mapping):
-        raise ContractError(
-            f"policy {policy_id!r}: the fetches of compute_actions are {type(fetches).__name__}, expected a dict; "
-            "return {} where they are empty"
-        )
-    return actions, before, states, fetches
+    return actions, before, states, answer[2] or {}
 
 
 def _one_for_each(actions: Any, count: int, policy_id: str) -> Sequence[Any]:
@@ -163,15 +149,14 @@ def _one_for_each(actions: Any, count: int, policy_id: str) -> Sequence[Any]:
 
 
 @lru_cache(maxsize=256)
-def _taken_by_name(function: Callable[..., Any]) -> frozenset[str] | None:
+def _named(function: Callable[..., Any]) -> frozenset[str] | None:
     """Return the arguments that a `compute_actions` takes by name, None if it takes all by position."""
     signature = inspect.signature(function)
     with suppress(TypeError):
         signature.bind(None, None, *_GIVEN)
         return None
-    parameters = signature.parameters
-    rest = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    names = frozenset(_GIVEN if rest else _GIVEN & parameters.keys())
+    rest = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    names = frozenset(_GIVEN if rest else _GIVEN & signature.parameters.keys())
     try:
         signature.bind(None, None, **dict.fromkeys(names))
     except TypeError as error:
@@ -358,19 +343,19 @@ class CustomPolicyStrategy(ActingStrategy):
         asked = [self.policies[index] for index in indices]
         if any(policy.given_steps is not None for policy in set(asked)):
             actions = [policy.env_action(one) for policy, one in zip(asked, actions, strict=True)]
-        space, row = self.action_space, 0
         try:
             if self._plain:
                 return self._protected(self.network_form(actions, which))
-            ready = []
-            for row, action in enumerate(actions):  # noqa: B007 - the error names it
-                ready.append(element(action, space))
-            return ready
+            return [element(action, self.action_space, row) for row, action in enumerate(actions)]
         except OutsideSpaceError as error:
-            name = self.policy_ids[indices[error.row or row]]
-            raise ContractError(
-                f"policy {name!r}: {error.why}; return actions of policy.action_space, or set clip_actions=True"
-            ) from error
+            raise self._refused(error, which) from error
+
+    def _refused(self, error: OutsideSpaceError, which: Column | int) -> ContractError:
+        index = which if isinstance(which, int) else int(which[error.row])
+        return ContractError(
+            f"policy {self.policy_ids[index]!r}: {error.why}; return actions of policy.action_space, or set "
+            "clip_actions=True"
+        )
 
     def _protected(self, rows: Column) -> Answers:
         """Return actions [R, ...] write-protected, after a check of their bounds."""
@@ -404,16 +389,12 @@ class CustomPolicyStrategy(ActingStrategy):
             rows = np.array(actions, space.dtype)
         except (TypeError, ValueError):
             rows = np.zeros(0)
-        if rows.shape == (len(actions), *space.shape):
-            finite = np.isfinite(rows)
-            if finite.all():
-                return rows
-            row = int(np.argmin(finite.reshape(len(rows), -1).all(1)))
-            raise OutsideSpaceError(row, f"action: expected finite numbers, got {as_text(rows[~finite][0])}")
-        shapes = [_shape(action) for action in actions]
-        row = next((row for row, shape in enumerate(shapes) if shape != space.shape), 0)
-        got = type(actions[row]).__name__ if shapes[row] is None else f"shape {shapes[row]}"
-        raise OutsideSpaceError(row, f"action: expected {space.dtype} of shape {space.shape}, got {got}")
+        if rows.shape == (len(actions), *space.shape) and np.isfinite(rows).all():
+            return rows
+        reasons = ((row, why_outside(space, action, "action")) for row, action in enumerate(actions))
+        raise OutsideSpaceError(
+            *next(((row, why) for row, why in reasons if why), (0, "action: expected finite numbers"))
+        )
 
     def client_acted(self, block: PendingRows, buffer: RolloutBuffer, actions: Sequence[Any]) -> None:
         if self._keeps_histories:
@@ -431,10 +412,8 @@ class CustomPolicyStrategy(ActingStrategy):
         explore: bool,
     ) -> Answers:  # fmt: skip
         count = len(block.slots)
-        if isinstance(block.which, int):
-            groups = [(block.which, np.arange(count))]
-        else:
-            groups = [(int(index), np.flatnonzero(block.which == index)) for index in np.unique(block.which)]
+        which = np.broadcast_to(np.asarray(block.which), (count,))
+        groups = [(int(index), np.flatnonzero(which == index)) for index in np.unique(which)]
         answers: list[Any] = [None] * count
         keys, steps = table.keys[block.slots], env_steps[block.env_indices]
         for index, places in groups:
@@ -454,26 +433,12 @@ class CustomPolicyStrategy(ActingStrategy):
                 chosen = _one_for_each(chosen, len(places), self.policy_ids[index])
             for place, action in zip(places.tolist(), chosen, strict=True):
                 answers[place] = action
-        column = self._as_column(answers, block)
+        try:
+            column = self.network_form(answers, block.which)
+        except OutsideSpaceError as error:
+            raise self._refused(error, block.which) from error
         buffer.set_actions(block.rows, column)
         return self._env_ready(column if self._plain else answers, block.which)
-
-    def _as_column(self, answers: list[Any], block: PendingRows) -> Column:
-        """Return the actions as one array; the error names the policy."""
-        try:
-            return self.network_form(answers, block.which)
-        except OutsideSpaceError as error:
-            index = block.which if isinstance(block.which, int) else int(block.which[error.row])
-            raise ContractError(
-                f"policy {self.policy_ids[index]!r}: {error.why}; return actions of policy.action_space"
-            ) from error
-
-
-def _shape(action: object) -> tuple[int, ...] | None:
-    try:
-        return np.asarray(action, np.float64).shape
-    except (TypeError, ValueError):
-        return None
 
 
 def _keep(

@@ -5,14 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-import onnx
 import pytest
 import torch
 
-from menv.algorithms import PPO
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import (
@@ -26,7 +23,6 @@ from menv.algorithms.networks.stock_spec import (
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.torch_backend import TorchBackend, check_against
 from menv.errors import ConfigError
-from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend
 from tests.inference.lively import lively_weights
@@ -169,31 +165,7 @@ def test_the_check_of_backends_reads_bytes_where_observations_are_bytes(activati
         check_against(mine, reference, np.random.default_rng(0), dtype=np.uint8)
 
 
-class Small(gym.Env[Any, Any]):
-    """Shows images that get no convolutions."""
-
-    observation_space = gym.spaces.Box(0, 255, (12, 12, 3), np.uint8)
-    action_space = gym.spaces.MultiDiscrete([2, 3])
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self.np_random.integers(0, 256, (12, 12, 3)).astype(np.uint8), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.np_random.integers(0, 256, (12, 12, 3)).astype(np.uint8), 1.0, False, False, {}
-
-
 # What failed with bytes of up to 255, by rounding alone.
-@pytest.mark.parametrize("seed", [5, 10])
-def test_large_bytes_that_nothing_divides_are_no_reason_to_act_with_torch(seed: int) -> None:
-    config = {
-        "train_batch_size": 4,
-        "rollout_fragment_length": 4,
-        "num_sgd_iter": 1,
-        "model": {"use_lstm": True},
-    }
-    with PPO(env=lambda context: Small(), config={**config, "seed": seed}) as algorithm:
-        assert algorithm.train()["inference"] == {"default_policy": "onnx"}
 
 
 @pytest.mark.slow_unless("*-relu", "shape1-*")
@@ -219,41 +191,6 @@ def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
                 np.testing.assert_array_equal(ours, wanted[part])
 
 
-@pytest.mark.parametrize("width", [1, 21, 37, 64])
-def test_elu_rounds_alike_in_every_batch_without_convolutions_too(width: int) -> None:
-    spec = StockSpec(5, ActionHead("gaussian", (3,)), (width, width), "elu")
-    rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal(shape, np.float32) for name, shape in spec.weight_shapes().items()}
-    acting = OnnxBackend(StockGraphs(spec), spec.head, [weights])
-    obs = rng.standard_normal((300, 5), np.float32)
-    whole = acting.values(0, obs)
-    for size in range(1, 40):
-        for start in range(0, 300 - size, 37):
-            np.testing.assert_array_equal(
-                acting.values(0, obs[start : start + size]), whole[start : start + size]
-            )
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_many_policies_in_one_batch_answer_as_each_alone_to_the_last_bit(head: ActionHead) -> None:
-    spec = spec_of(*SHAPES[2], head)
-    acting, reference = onnx_acting(spec, policies=3), torch_acting(spec, policies=3)
-    for rows in (0, 1, 2, 7, 50):
-        obs, mask, noise = random_rows(spec, rows)
-        which = np.random.default_rng(rows).integers(0, 3, rows)
-        drawn, best = (
-            acting.decide(obs, mask, noise, which).actions,
-            acting.decide(obs, mask, None, which).actions,
-        )
-        for policy in range(3):
-            mine = which == policy
-            np.testing.assert_array_equal(drawn[mine], acting.decide(obs, mask, noise, policy).actions[mine])
-            np.testing.assert_array_equal(best[mine], acting.decide(obs, mask, None, policy).actions[mine])
-        np.testing.assert_allclose(
-            reference.decide(obs, mask, None, which).actions, best, rtol=1e-4, atol=1e-4
-        )
-
-
 def test_more_rows_than_are_computed_at_a_time_are_answered_alike() -> None:
     spec = spec_of((84, 84, 3), SHAPES[3][1])
     acting, reference = onnx_acting(spec), torch_acting(spec)
@@ -268,17 +205,6 @@ def test_more_rows_than_are_computed_at_a_time_are_answered_alike() -> None:
             np.testing.assert_allclose(again.logp, logp[part], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["act", "greedy", "evaluate", "values"])
-@pytest.mark.parametrize("head", HEADS)
-def test_every_graph_is_valid_onnx_and_none_is_stacked(kind: GraphKind, head: ActionHead) -> None:
-    for pixels in (False, True):
-        graphs = StockGraphs(spec_of(*SHAPES[1], head, "silu", pixels, share=pixels))
-        assert not graphs.stacks
-        model = onnx.load_from_string(graphs.build(kind, masked=head.mask_width > 0 and kind != "values"))
-        onnx.checker.check_model(model, full_check=True)
-    assert StockGraphs(StockSpec(4, head)).stacks
-
-
 def test_a_small_image_of_bytes_without_convolutions_is_read_as_the_numbers_that_it_holds() -> None:
     bytes_spec, float_spec = (StockSpec(12, HEADS[0], (8,), pixels=pixels) for pixels in (True, False))
     weights = lively_weights(float_spec, 1, shaken_by=0.1)
@@ -289,49 +215,6 @@ def test_a_small_image_of_bytes_without_convolutions_is_read_as_the_numbers_that
         TorchBackend(bytes_spec.torch_network, HEADS[0], [weights]),
     ):
         np.testing.assert_allclose(backend.values(0, obs), wanted, rtol=1e-5)
-
-
-def test_bytes_and_floats_are_not_mistaken_for_each_other() -> None:
-    acting = onnx_acting(spec_of(*SHAPES[2]))
-    obs, mask, noise = random_rows(spec_of(*SHAPES[2]), 3)
-    with pytest.raises(ConfigError, match=r"obs is float32 \[3, 624\], expected uint8"):
-        acting.decide(obs.astype(np.float32), mask, noise)
-
-
-def test_names_and_shapes_of_weights_and_which_trunk_they_belong_to() -> None:
-    stack = ConvStack((6, 6, 2), read_filters([[4, 3, 2], [5, 2, 1]]))
-    shapes = StockSpec(72, HEADS[0], (8,), conv=stack).weight_shapes()
-    assert {name: shape for name, shape in shapes.items() if name.startswith("policy")} == {
-        "policy.conv0.weight": (4, 2, 3, 3),
-        "policy.conv0.bias": (4,),
-        "policy.conv1.weight": (5, 4, 2, 2),
-        "policy.conv1.bias": (5,),
-        "policy.0.weight": (20, 8),
-        "policy.0.bias": (8,),
-        "policy.out.weight": (8, 3),
-        "policy.out.bias": (3,),
-    }
-    shared = StockSpec(72, HEADS[0], (8,), vf_share_layers=True, conv=stack).weight_shapes()
-    assert sorted({name.partition(".")[0] for name in shared if "conv" in name}) == ["shared"]
-    assert len(shapes) == 16
-    assert len(shared) == 10
-
-
-def test_first_kernels_are_orthogonal_and_the_layers_of_flat_networks_are_as_ever() -> None:
-    spec = spec_of((24, 24, 1), None)
-    weights = spec.first_weights(3)
-    for layer in spec.conv_layers("value"):
-        matrix = weights[f"{layer.name}.weight"].reshape(layer.outputs, -1).astype(np.float64)
-        small = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
-        np.testing.assert_allclose(small, 2.0 * np.eye(len(small)), atol=1e-5)
-        assert not weights[f"{layer.name}.bias"].any()
-    assert spec.conv is not None
-    flat = StockSpec(spec.conv.features, spec.head, (33,), "relu").first_weights(3)
-    for name, value in flat.items():
-        np.testing.assert_array_equal(weights[name], value)
-    again, other = spec.first_weights(3), spec.first_weights(4)
-    np.testing.assert_array_equal(again["policy.conv0.weight"], weights["policy.conv0.weight"])
-    assert not np.array_equal(other["policy.conv0.weight"], weights["policy.conv0.weight"])
 
 
 def test_a_gradient_step_moves_every_kernel_and_is_that_of_torch() -> None:

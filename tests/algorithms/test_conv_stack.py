@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.algorithms import PPO, ModelConfig
+from menv.algorithms import ModelConfig
 from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.stock_spec import (
     ConvFilter,
@@ -54,13 +54,6 @@ def test_anything_else_is_refused_with_an_example(wrong: Any) -> None:
         ModelConfig(conv_filters=wrong)
 
 
-def test_the_classic_filters_bring_the_classic_images_down_to_a_single_pixel() -> None:
-    for side, first in ((84, [16, [8, 8], 4]), (42, [16, [4, 4], 2])):
-        stack = ConvStack((side, side, 4), read_filters([first, [32, [4, 4], 2], [256, [11, 11], 1]]))
-        assert [layer.size for layer in stack.layers("policy")] == [(21, 21), (11, 11), (1, 1)]
-        assert stack.features == 256
-
-
 @pytest.mark.parametrize("side", [24, 25, 42, 63, 64, 84, 96, 128, 210, 500])
 @pytest.mark.parametrize("other", [24, 84, 300])
 def test_the_defaults_fit_every_image_and_leave_a_few_thousand_numbers_at_most(side: int, other: int) -> None:
@@ -77,20 +70,6 @@ def test_large_enough_images_get_convolutions_unasked_and_others_stay_flat() -> 
     for shape in ((23, 24, 3), (3, 36, 24), (36, 24), (2, 30, 30, 3)):
         assert network_for(gym.spaces.Box(0, 255, shape, np.uint8)).conv is None
     assert network_for(IMAGE, conv_filters=[]).conv is None
-
-
-def test_only_bytes_are_pixels() -> None:
-    assert network_for(IMAGE).pixels
-    assert network_for(gym.spaces.Box(0, 255, (5, 5, 1), np.uint8)).pixels
-    assert not network_for(gym.spaces.Box(0.0, 1.0, (36, 24, 3), np.float32)).pixels
-    assert not network_for(gym.spaces.Box(0, 255, (36, 24), np.uint8)).pixels
-
-
-def test_filters_may_be_given_for_a_small_image() -> None:
-    small = gym.spaces.Box(0, 255, (7, 9, 2), np.uint8)
-    conv = network_for(small, conv_filters=[[4, 3, 1]], conv_activation="tanh").conv
-    assert conv == ConvStack((7, 9, 2), (ConvFilter(4, (3, 3), (1, 1)),), "tanh")
-    assert conv.features == 4 * 5 * 7
 
 
 @pytest.mark.parametrize("space", [gym.spaces.Box(-1.0, 1.0, (4,)), gym.spaces.Tuple([IMAGE, MASK])])
@@ -119,15 +98,3 @@ def test_filters_that_leave_nothing_of_the_image_are_refused_with_the_sizes() ->
         ConfigError, match=r"kernel is 11 x 11 and meets 9 x 6 \(an image of 36 x 24 -> 9 x 6\)"
     ):
         network_for(IMAGE, conv_filters=[[16, 8, 4], [32, 11, 1]])
-
-
-def test_an_unknown_activation_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"conv_activation is 'swish', expected one of 'tanh', "):
-        network_for(IMAGE, conv_activation="swish")
-
-
-def test_bad_filters_are_refused_when_the_algorithm_is_built() -> None:
-    with pytest.raises(ConfigError, match="conv_filters for the observation space"):
-        PPO(env="CartPole-v1", config={"model": {"conv_filters": [[16, [8, 8], 4]]}})
-    with pytest.raises(ConfigError, match="did you mean 'conv_filters'"):
-        PPO(env="CartPole-v1", config={"model": {"conv_filter": []}})

@@ -11,7 +11,6 @@ import pytest
 from menv import PolicySpec
 from menv.algorithms import DQN, PPO
 from menv.connectors.obs_preprocessor import ObsPreprocessor
-from menv.errors import ContractError
 from menv.multi_agent_env import MultiAgentEnv
 from menv.spaces import OutsideSpaceError
 
@@ -209,18 +208,6 @@ def test_policies_of_images_and_of_vectors_learn_side_by_side() -> None:
         assert not any("conv" in name for name in after["vector"])
 
 
-def test_torch_and_onnx_collect_the_same_rows_of_images() -> None:
-    rows = []
-    for inference in ("torch", "onnx"):
-        with gallery({"inference": inference, "model": {"conv_filters": None}}) as algorithm:
-            for space in algorithm._base_env.get_sub_environments()[0].observation_spaces.values():
-                space.seed(5)
-            rows.append(algorithm.sample()["painter"])
-    np.testing.assert_array_equal(rows[0]["obs"], rows[1]["obs"])
-    np.testing.assert_array_equal(rows[0]["actions"], rows[1]["actions"])
-    np.testing.assert_allclose(rows[0]["vf_preds"], rows[1]["vf_preds"], atol=1e-5)
-
-
 def test_the_preprocessor_keeps_bytes_only_where_the_space_is_one_image_of_bytes() -> None:
     image = gym.spaces.Box(0, 255, (2, 3, 1), np.uint8)
     mask = gym.spaces.MultiBinary(2)
@@ -251,29 +238,3 @@ def test_numbers_that_are_no_bytes_are_refused_instead_of_wrapping_around() -> N
     for given in (wrong, list(wrong), np.full((3, 2, 2, 1), 0.5, np.float32)):
         with pytest.raises(OutsideSpaceError, match=r"uint8 of shape \(2, 2, 1\), got (int64|float32)"):
             alone(given)
-
-
-def test_bytes_outside_the_bounds_of_their_space_are_found() -> None:
-    narrow = ObsPreprocessor(gym.spaces.Box(10, 200, (2, 2, 1), np.uint8))
-    rows = np.full((4, 4), 100, np.uint8)
-    assert narrow.why_bad_row(rows) is None
-    rows[2, 3] = 201
-    bad = narrow.why_bad_row(rows)
-    assert bad is not None
-    assert bad[0] == 2
-    assert bad[1] == "obs: 201 at index (1, 1, 0) is outside [10, 200]"
-    rows[2, 3] = 9
-    assert narrow.why_bad_row(rows) is not None
-    assert ObsPreprocessor(gym.spaces.Box(0, 255, (2, 2, 1), np.uint8)).why_bad_row(rows) is None
-
-
-def test_an_image_of_the_wrong_size_is_named_with_its_environment() -> None:
-    class Shrinking(Patch):
-        def look(self) -> Any:
-            return super().look()[:-1] if self.at == 3 else super().look()
-
-    with (
-        PPO(env=Shrinking, config={**PPO_SETTINGS, "seed": None}) as algorithm,
-        pytest.raises(ContractError, match=r"expected uint8 of shape \(12, 12, 1\), got shape \(11, 12, 1\)"),
-    ):
-        algorithm.train()

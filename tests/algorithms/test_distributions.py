@@ -71,12 +71,6 @@ def test_of_a_mixed_action_the_choices_and_the_numbers_add_up() -> None:
     assert divergence == pytest.approx(0.25 * math.log(2.0) + math.log(2.0) + 0.125, rel=1e-5)
 
 
-@pytest.mark.parametrize("head", [THREE, COIN_AND_DIE, PLANE, CAR])
-def test_the_divergence_of_a_policy_from_itself_is_zero(head: ActionHead) -> None:
-    inputs = torch.randn(20, head.inputs, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(torch_distributions.kl(head, inputs, inputs), torch.zeros(20))
-
-
 def test_masked_choices_add_nothing_to_entropy_divergence_and_gradients() -> None:
     old = torch.tensor([[0.0, 0.0, -1e9]])
     new = torch.tensor([[math.log(3.0), 0.0, -1e9]], requires_grad=True)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from menv import MultiAgentEnv, PolicySpec
+from menv import MultiAgentEnv
 from menv.algorithms import DQN, PPO
 from menv.connectors import (
     ActionConnector,
@@ -126,19 +126,6 @@ def test_what_is_learned_from_is_filtered_and_metrics_are_the_environments() -> 
         assert result["episode_reward_max"] == sum(range(1, 10))
 
 
-def test_last_observations_are_filtered_as_the_rows_before_them() -> None:
-    with PPO(env=Counts, config={**SMALL, "observation_filter": "MeanStdFilter"}) as algo:
-        algo.train()
-        filter_ = filter_of(algo).copy()
-        batch = algo.sample()["default_policy"]
-        ends = np.flatnonzero(batch["truncateds"])
-        assert len(ends) > 3
-        for end in ends[1:]:
-            last = batch["t"][end] + 1
-            expected = filtered(filter_, np.array([last, last + 100]))
-            np.testing.assert_allclose(batch["new_obs"][end], expected, rtol=1e-4, atol=1e-4)
-
-
 def test_evaluation_and_compute_actions_use_the_statistics_and_change_none() -> None:
     with PPO(env=Counts, config={**SMALL, "observation_filter": "MeanStdFilter"}) as algo:
         algo.train()
@@ -201,32 +188,6 @@ def test_policies_that_act_together_have_statistics_of_their_own() -> None:
         batch = algo.sample()
         for policy_id in ("a", "b"):
             assert np.abs(batch[policy_id]["obs"]).max() < 4
-
-
-def test_the_same_seed_gives_the_same_batches_with_a_filter() -> None:
-    found = []
-    for _ in range(2):
-        with PPO(env=Counts, config={**SMALL, "observation_filter": "MeanStdFilter"}) as algo:
-            algo.train()
-            found.append(algo.sample()["default_policy"])
-    for key in ("obs", "new_obs", "actions", "rewards"):
-        assert (found[0][key] == found[1][key]).all()
-
-
-def test_vectorised_environments_give_the_same_statistics_on_the_short_way_round() -> None:
-    def make(context: Any) -> Any:
-        return gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
-
-    settings = {**SMALL, "num_envs_per_worker": 4, "observation_filter": "MeanStdFilter"}
-    found = []
-    for way in ("short", "long"):
-        with PPO(env=make, config=settings) as algo:
-            if way == "long":
-                algo.get_policy().agent_connectors.prepend(Looks())  # type: ignore[attr-defined]
-            algo.train()
-            found.append((filter_of(algo).to_state(), algo.sample()["default_policy"]["obs"]))
-    assert found[0][0] == found[1][0]
-    assert (found[0][1] == found[1][1]).all()
 
 
 class Looks(AgentConnector):
@@ -393,16 +354,6 @@ def test_settings_that_name_no_connector_are_refused(settings: dict[str, Any], w
         PPO(env=Counts, config={**SMALL, **settings})
 
 
-def test_each_policy_may_have_a_filter_of_its_own_or_none() -> None:
-    policies = {"a": PolicySpec(config={"observation_filter": "MeanStdFilter"}), "b": PolicySpec()}
-    multi = {"policies": policies, "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id}
-    with PPO(env=Pair, config={**SMALL, "multiagent": multi}) as algo:
-        algo.train()
-        batch = algo.sample()
-        assert batch["a"]["obs"].min() < 0
-        assert set(batch["b"]["obs"].ravel().tolist()) <= {10.0 * step for step in range(9)}
-
-
 # Stacked frames in training: each life's own, and a network that is as wide as they are.
 
 
@@ -422,17 +373,6 @@ def test_stacked_frames_are_those_of_the_life_in_rows_and_in_last_observations(a
                 assert row == [max(t - 1, 0), t, t + 1]
         algo.train()
         algo.evaluate()
-
-
-def test_an_agent_that_comes_back_begins_with_new_frames() -> None:
-    stack = [("FrameStackAgentConnector", {"num_frames": 2})]
-    with PPO(env=Pair, config={**SMALL, "agent_connectors": stack}) as algo:
-        batch = algo.sample()["default_policy"]
-        first = batch["obs"][batch["t"] == 0]
-        assert (first[:, :2] == first[:, 2:]).all()
-        assert set(first[:, 0].tolist()) == {0.0, 50.0}
-        later = batch["t"] > 0
-        assert (batch["obs"][later][:, :2] != batch["obs"][later][:, 2:]).all()
 
 
 def test_acting_without_lives_is_refused_where_connectors_keep_some() -> None:

@@ -84,9 +84,7 @@ def test_a_connector_that_loses_rewards_is_refused_and_may_lose_them_where_there
 def test_a_connector_that_loses_action_masks_is_refused() -> None:
     algo, policy, ctx = built(mask=True)
     policy.agent_connectors.append(WithoutMask(ctx))
-    with pytest.raises(
-        ContractError, match=r"^WithoutMask: .* each with new_obs, rewards, action_mask in its"
-    ):
+    with pytest.raises(ContractError, match=r"^WithoutMask: returned"):
         algo.sample()
 
 
@@ -152,7 +150,5 @@ def test_what_an_action_connector_makes_of_an_answer_is_still_one(output: Any) -
     wrong.output = output
     policy.action_connectors.append(wrong)
     for ask in (algo.sample, lambda: policy.act(np.zeros(4, np.float32))):
-        with pytest.raises(
-            ContractError, match=r"^Output\.transform: output is \w+, expected \(actions, states"
-        ):
+        with pytest.raises(ContractError, match=r"^Output\.transform: returned"):
             ask()

@@ -15,7 +15,6 @@ from menv.algorithms import PPO
 from menv.connectors import AgentConnector, AgentConnectorDataType
 from menv.errors import ConfigError, ContractError
 from tests.bundles.cases import algorithm_of, observations, same
-from tests.bundles.stacked import stacking
 
 
 class Diary(Policy):
@@ -85,14 +84,6 @@ def test_a_policy_of_ones_own_is_shown_its_last_action_reward_and_info() -> None
     local_policy_inference(diary, 0, 0, 4, reward=0.5)
     local_policy_inference(diary, 0, 1, 5, reward=2.0)
     assert diary.seen == [(3, 0, 0.0, {"n": 1}), (4, 3, 0.5, {}), (5, 0, 0.0, {})]
-
-
-def test_two_policies_do_not_share_what_they_remember() -> None:
-    first, second = Diary(), Diary()
-    for _ in range(2):
-        local_policy_inference(first, 0, 0, 1)
-    ((_, _, fetches),) = local_policy_inference(second, 0, 0, 1)
-    assert fetches["steps"] == 1
 
 
 def test_an_observation_outside_the_space_is_refused() -> None:
@@ -194,21 +185,3 @@ def test_threads_get_the_answers_to_their_own_observations(kind: str, tmp_path: 
         return sum(not same(policy.act(shown[place], state=state), wanted[place]) for place in chosen)
 
     assert in_threads(wrong) == [0] * THREADS
-
-
-def test_threads_keep_the_frames_of_their_own_agents() -> None:
-    with stacking("lstm") as algorithm:
-        policy = algorithm.get_policy()
-        shown = observations(policy, 6)
-
-        def play(thread: int) -> Any:
-            told = []
-            for number in range(20):
-                for step, obs in enumerate(shown):
-                    ended = {"terminated": step == len(shown) - 1}
-                    told += local_policy_inference(policy, "env", thread, obs, explore=False, **ended)
-                assert number == 0 or same(told[-len(shown) :], told[: len(shown)])
-            return told
-
-        alone = play(-1)
-        assert all(same(told, alone) for told in in_threads(play))

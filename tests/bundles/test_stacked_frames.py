@@ -115,22 +115,6 @@ def test_one_observation_of_nobody_knows_whom_is_refused_with_the_way_out(tmp_pa
             ask(asked)
 
 
-def test_a_wrong_observation_is_named_and_leaves_the_frames_as_they_were() -> None:
-    with stacking("vector") as algorithm:
-        policy = algorithm.get_policy()
-        first, second = observations(policy, 2)
-
-        def ask(env_id: str, obs: Any) -> Any:
-            return local_policy_inference(policy, env_id, "agent", obs, explore=False)
-
-        wanted = [ask("right", obs) for obs in (first, second)]
-        asked = [ask("wrong", first)]
-        for wrong in (None, np.zeros(7, np.float32), "text"):
-            with pytest.raises(ContractError, match=r"^policy 'default_policy'.*: obs: expected .*; pass "):
-                ask("wrong", wrong)
-        assert same([*asked, ask("wrong", second)], wanted)
-
-
 def test_nothing_is_kept_of_agents_whose_episode_is_over(tmp_path: Path) -> None:
     with stacking("lstm") as algorithm:
         loaded = loaded_of(algorithm, tmp_path)

@@ -63,15 +63,6 @@ def test_choices_and_numbers_are_one_row_in_the_order_of_the_space() -> None:
     assert not action["gear"][1].flags.writeable
 
 
-def test_settings_of_box_actions_concern_the_numbers_alone() -> None:
-    row = np.array([CAR_ROW], np.float32)
-    as_it_is, clipped = (
-        ActionOutput(CAR, normalize=False, clip=clip)(row)[0]["steer"].tolist() for clip in (False, True)
-    )
-    assert (as_it_is, clipped) == ([-1.0, 3.0], [-1.0, 1.0])
-    assert ActionOutput(CAR).unclipped(row)[0]["steer"].tolist() == [-2.0, 3.0]
-
-
 def test_mixed_actions_and_their_distributions_have_a_way_back() -> None:
     output = ActionOutput(CAR)
     actions = output.unclipped(np.array([CAR_ROW], np.float32))
@@ -115,8 +106,3 @@ def test_every_row_is_an_element(space: Any) -> None:
     actions = ActionOutput(space)(rows)
     assert len(actions) == 50
     assert all(space.contains(action) for action in actions)
-
-
-def test_other_spaces_stay_as_they_are() -> None:
-    space = spaces.Discrete(3)
-    assert flat_action_space(space) is space

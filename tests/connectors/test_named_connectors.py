@@ -16,7 +16,6 @@ from menv.connectors import (
     ClipActionsConnector,
     ClipRewardAgentConnector,
     ConnectorContext,
-    ConvertToNumpyConnector,
     FlattenDataAgentConnector,
     FrameStackAgentConnector,
     ImmutableActionsConnector,
@@ -25,7 +24,6 @@ from menv.connectors import (
     StateBufferConnector,
     ViewRequirement,
     ViewRequirementAgentConnector,
-    register_lambda_agent_connector,
 )
 from menv.connectors.connector import AgentRows
 from menv.connectors.pipeline import agent_pipeline
@@ -105,13 +103,6 @@ def test_nested_columns_are_flattened_and_infos_are_not() -> None:
     assert (out[REWARDS], out[SampleBatch.INFOS]) == (5.8, {"x": [1, 2]})
 
 
-def test_flattened_dicts_whose_keys_have_no_order_are_in_the_same_one_however_they_were_made() -> None:
-    parts = {"b": np.array([1.0]), 2: np.array([2.0]), (3,): np.array([3.0])}
-    for keys in (list(parts), list(parts)[::-1]):
-        out = one(FlattenDataAgentConnector(), obs={key: parts[key] for key in keys})
-        assert out["obs"].tolist() == [1.0, 3.0, 2.0]
-
-
 def test_the_last_answer_comes_with_the_next_observation_until_the_life_ends() -> None:
     ctx = ConnectorContext(action_space=spaces.Box(-1, 1, (3,)), initial_states=[np.zeros(2)])
     buffer = StateBufferConnector(ctx)
@@ -180,11 +171,6 @@ def test_actions_are_scaled_and_clipped_into_their_bounds() -> None:
     assert (clipped.tolist(), choice) == ([6.0], 2)
 
 
-def test_unbounded_actions_are_not_scaled() -> None:
-    ctx = ConnectorContext(action_space=spaces.Box(-np.inf, np.inf, (1,)))
-    assert acted(NormalizeActionsConnector(ctx), np.array([7.5])).tolist() == [7.5]
-
-
 def test_write_protected_actions_cannot_be_changed_and_their_source_can() -> None:
     source = np.zeros(2)
     out = acted(ImmutableActionsConnector(), {"a": source, "b": (np.ones(1), 3)})
@@ -192,12 +178,6 @@ def test_write_protected_actions_cannot_be_changed_and_their_source_can() -> Non
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
     source[0] = 1
-
-
-def test_lists_become_arrays() -> None:
-    out = acted(ConvertToNumpyConnector(), ([1.0, 2.0], {"a": [3]}))
-    assert isinstance(out[0], np.ndarray)
-    assert isinstance(out[1]["a"], np.ndarray)
 
 
 def test_frames_are_stacked_the_oldest_first_and_anew_in_each_life() -> None:
@@ -235,13 +215,6 @@ def test_images_are_stacked_by_their_channels() -> None:
     stacked, width = stack.space(space, 4)
     assert stacked == spaces.Box(0, 255, (2, 2, 2), np.uint8)
     assert width == 8
-
-
-def test_a_function_behind_the_last_of_the_named_ones_is_told_where_it_belongs() -> None:
-    late = register_lambda_agent_connector("Late", lambda data: {**data, NEXT_OBS: -data[NEXT_OBS]})
-    shown = AgentConnectorDataType("env", "agent", AgentConnectorsOutput({}, {}))
-    with pytest.raises(ContractError, match=r"^Late: .*before ViewRequirementAgentConnector$"):
-        late()([shown])
 
 
 def test_a_view_over_several_steps_stacks_them_with_the_latest_last() -> None:

@@ -112,14 +112,8 @@ def test_of_two_connectors_of_one_name_the_first_is_removed() -> None:
 
 
 def test_a_pipeline_prints_as_a_tree() -> None:
-    outer = AgentConnectorPipeline(CTX, [EnvSamplingAgentConnector(), pipeline()])
-    assert str(outer) == (
-        "AgentConnectorPipeline\n"
-        "    EnvSamplingAgentConnector\n"
-        "    AgentConnectorPipeline\n"
-        "        ClipRewardAgentConnector\n"
-        "        ViewRequirementAgentConnector"
-    )
+    tree = "AgentConnectorPipeline\n    ClipRewardAgentConnector\n    ViewRequirementAgentConnector"
+    assert str(pipeline()) == tree
 
 
 def test_a_state_goes_through_json_and_comes_back_the_same() -> None:
@@ -130,7 +124,7 @@ def test_a_state_goes_through_json_and_comes_back_the_same() -> None:
             ObsPreprocessorConnector(),
             MeanStdObservationFilterAgentConnector(clip=5.0),
             FrameStackAgentConnector(num_frames=2),
-            AgentConnectorPipeline(CTX, [EnvSamplingAgentConnector()]),
+            EnvSamplingAgentConnector(),
         ],
     )
     line.connectors[2].over_rows(AgentRows(np.random.default_rng(0).normal(size=(9, 3)) / 3, learning=True))
@@ -226,12 +220,11 @@ def test_connectors_made_without_a_context_are_lent_the_pipelines() -> None:
 
 
 def test_training_and_evaluation_reach_every_connector() -> None:
-    inner = pipeline()
-    outer = AgentConnectorPipeline(CTX, [inner])
-    outer.in_eval()
-    assert [connector.is_training for connector in (outer, inner, *inner.connectors)] == [False] * 4
-    outer.in_training()
-    assert [connector.is_training for connector in (outer, inner, *inner.connectors)] == [True] * 4
+    line = pipeline()
+    line.in_eval()
+    assert [connector.is_training for connector in (line, *line.connectors)] == [False] * 3
+    line.in_training()
+    assert [connector.is_training for connector in (line, *line.connectors)] == [True] * 3
 
 
 def test_only_a_users_connectors_see_agent_by_agent() -> None:

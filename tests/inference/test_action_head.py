@@ -11,22 +11,6 @@ from menv.errors import ConfigError
 from menv.inference.action_heads import ILLEGAL, ActionHead
 
 
-def test_a_discrete_space_needs_one_logit_and_one_flag_a_choice_and_one_uniform_a_row() -> None:
-    head = ActionHead.for_space(gym.spaces.Discrete(9, start=3))
-    assert (head.kind, head.sizes, head.inputs, head.mask_width) == ("categorical", (9,), 9, 9)
-    assert (head.noise, head.noise_width, head.action_shape) == ("uniform", 1, ())
-    assert head.action_dtype == np.int64
-
-
-def test_q_values_need_one_flag_a_choice_and_two_uniforms_a_row() -> None:
-    head = ActionHead("q_values", (4,))
-    assert (head.inputs, head.outputs, head.mask_width, head.noise_width) == (4, 4, 4, 2)
-    assert (head.noise, head.action_shape) == ("uniform", ())
-    assert head.action_dtype == np.int64
-    with pytest.raises(ConfigError, match="exactly one unless multi_categorical"):
-        ActionHead("q_values", (4, 2))
-
-
 def test_q_values_of_several_components_need_two_uniforms_each_and_equal_sizes() -> None:
     head = ActionHead("multi_q_values", (4, 4, 4))
     assert (head.inputs, head.outputs, head.mask_width, head.noise_width) == (12, 12, 12, 6)
@@ -41,12 +25,6 @@ def test_q_values_of_several_components_need_two_uniforms_each_and_equal_sizes()
     assert ActionHead.from_json(json.loads(json.dumps(head.to_json()))) == head
     with pytest.raises(ConfigError, match="equal ones for multi_q_values"):
         ActionHead("multi_q_values", (4, 2))
-
-
-def test_a_multi_discrete_space_needs_one_uniform_a_component() -> None:
-    head = ActionHead.for_space(gym.spaces.MultiDiscrete([3, 2, 4]))
-    assert (head.kind, head.sizes, head.inputs, head.mask_width) == ("multi_categorical", (3, 2, 4), 9, 9)
-    assert (head.noise, head.noise_width, head.action_shape) == ("uniform", 3, (3,))
 
 
 def test_a_box_of_any_shape_needs_a_mean_and_a_log_std_a_dimension_and_has_no_mask() -> None:
@@ -150,10 +128,3 @@ def test_log_probabilities_of_choices_are_those_of_a_softmax(kind: Any, sizes: t
     found = head.logp(inputs, actions[:, 0] if kind == "categorical" else actions)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=2e-5)
-
-
-def test_an_illegal_choice_of_two_has_a_very_low_log_probability_and_no_warning() -> None:
-    inputs = np.array([[ILLEGAL, 0.5], [0.5, ILLEGAL]], np.float32)
-    found = ActionHead("categorical", (2,)).logp(inputs, np.array([0, 0]))
-    assert found[0] < -1e8
-    assert found[1] == 0.0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import pytest
 
 from menv.algorithms.networks.stock_graphs import StockGraphs
@@ -16,11 +14,9 @@ from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.torch_backend import TorchBackend
 from menv.errors import ConfigError
-from menv.inference import onnx_backend
-from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend
-from tests.bundles.cases import CASES, Spaces, algorithm_of, observations
+from tests.bundles.cases import CASES, Spaces, observations
 from tests.inference.lively import lively_weights
 
 HEADS = [
@@ -147,30 +143,12 @@ def test_the_largest_draw_never_picks_a_choice_of_probability_zero(choices: int)
         assert (acting.decide(obs, only, np.zeros((50, 1), np.float32)).actions == legal).all()
 
 
-def test_draws_follow_the_probabilities() -> None:
-    acting = bias_only([np.log(0.1), np.log(0.6), np.log(0.3)], ActionHead("categorical", (3,)))
-    rows = 20_000
-    noise = np.random.default_rng(1).random((rows, 1), np.float32)
-    drawn = acting.decide(np.zeros((rows, 1), np.float32), None, noise).actions
-    np.testing.assert_allclose(np.bincount(drawn) / rows, [0.1, 0.6, 0.3], atol=0.012)
-
-
 def test_evaluate_returns_masked_inputs_and_the_log_probability_of_each_action() -> None:
     acting = bias_only([1.0, 2.0, 3.0], ActionHead("categorical", (3,)))
     mask = np.array([[True, False, True]])
     inputs, logp = acting.evaluate(0, np.zeros((1, 1), np.float32), mask, np.array([2]))
     np.testing.assert_array_equal(inputs, np.array([[1.0, -1e9, 3.0]], np.float32))
     np.testing.assert_allclose(logp, [-np.log1p(np.exp(-2.0))], rtol=1e-6)
-
-
-def test_a_mask_that_allows_everything_changes_nothing() -> None:
-    spec = StockSpec(4, ActionHead("multi_categorical", (3, 2, 4)))
-    acting = backend(spec)
-    obs, _, noise = random_rows(spec, 30)
-    everything = np.ones((30, 9), np.bool_)
-    np.testing.assert_array_equal(
-        acting.decide(obs, everything, noise).actions, acting.decide(obs, None, noise).actions
-    )
 
 
 def outputs_of(acting: OnnxBackend, spec: StockSpec, rows: Rows) -> list[npt.NDArray[Any]]:
@@ -338,15 +316,6 @@ def test_rows_of_the_wrong_shape_or_type_are_refused_and_the_next_rows_are_answe
     np.testing.assert_array_equal(acting.decide(*good).actions, expected)
 
 
-def test_large_batches_of_the_wrong_width_or_type_are_an_error_of_the_runtime() -> None:
-    acting = backend(StockSpec(4, ActionHead("categorical", (2,))))
-    noise = np.zeros((9000, 1), np.float32)
-    with pytest.raises(Exception, match="obs"):
-        acting.decide(np.zeros((9000, 5), np.float32), None, noise)
-    with pytest.raises(Exception, match="float"):
-        acting.decide(np.zeros((9000, 4), np.float64), None, noise)
-
-
 @pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("rows", [1, 6, 300])
@@ -383,41 +352,6 @@ def test_read_only_and_scattered_rows_are_read_and_left_alone(rows: int) -> None
     assert [array.tolist() for array in scattered] == before
 
 
-def test_row_counts_that_change_all_the_time_do_not_pile_up_buffers() -> None:
-    spec = StockSpec(4, ActionHead("categorical", (3,)), hiddens=(8,))
-    acting = backend(spec)
-    obs, mask, noise = random_rows(spec, 1200)
-    expected = acting.decide(obs, mask, noise).actions
-
-    def meet(sizes: range) -> None:
-        for size in sizes:
-            assert mask is not None
-            actions = acting.decide(obs[:size], mask[:size], noise[:size]).actions
-            np.testing.assert_array_equal(actions, expected[:size])
-
-    tracemalloc.start()
-    meet(range(601, 1200, 2))
-    held = tracemalloc.get_traced_memory()[0]
-    meet(range(600, 1200, 2))
-    grown = tracemalloc.get_traced_memory()[0] - held
-    tracemalloc.stop()
-    # The second 300 row counts would add 8 MB if nothing were dropped.
-    assert grown < 1_000_000
-    meet(range(1, 10))
-
-
-@pytest.mark.parametrize("head", HEADS, ids=str)
-@pytest.mark.parametrize("kind", ["act", "greedy", "evaluate"])
-def test_graphs_compute_nothing_that_nobody_reads(head: ActionHead, kind: GraphKind) -> None:
-    masked = head.kind != "gaussian"
-    for stacked in (False, True) if kind != "evaluate" else (False,):
-        model = onnx.load_from_string(StockGraphs(spec_of(4, head)).build(kind, stacked, masked))
-        graph = model.graph
-        read = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
-        assert [node.name for node in graph.node if not read.intersection(node.output)] == []
-        assert [constant.name for constant in graph.initializer if constant.name not in read] == []
-
-
 # A back-end of one's own answers as the one that it comes from, and neither notices the other's weights.
 
 
@@ -449,13 +383,3 @@ def test_a_back_end_alone_has_one_policy_and_weights_of_its_own(kind: str, infer
     np.testing.assert_array_equal(first, alike)
     still = backend.evaluate(second, rows, mask, wanted.actions, state).logp
     assert not np.array_equal(first, still)
-
-
-def test_a_back_end_alone_opens_no_graph_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with algorithm_of("mlp") as algorithm:
-        policy: Any = algorithm.get_policy()
-        backend, rows = policy.networks.backend, np.zeros((2, 3), np.float32)
-        before = backend.evaluate(0, rows, None, np.array([0, 1]))
-        monkeypatch.delattr(onnx_backend, "open_session")
-        after = backend.extract_policy(0).evaluate(0, rows, None, np.array([0, 1]))
-        np.testing.assert_array_equal(before.logp, after.logp)

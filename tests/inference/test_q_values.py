@@ -68,14 +68,6 @@ def test_no_draw_picks_an_illegal_or_missing_choice(kind: str, choices: int, dra
     np.testing.assert_array_equal(acting.decide(rows(50), only, noise).actions, np.arange(50) % choices)
 
 
-def test_draws_follow_epsilon() -> None:
-    acting = constant_q([0.0, 1.0, 0.0, 0.0], 0.4)
-    noise = np.random.default_rng(0).integers(0, 2**23, (40_000, 2)).astype(np.float32) * np.float32(2.0**-23)
-    mask = np.tile([True, True, False, True], (40_000, 1))
-    shares = np.bincount(acting.decide(rows(40_000), mask, noise).actions, minlength=4) / 40_000
-    np.testing.assert_allclose(shares, [0.4 / 3, 0.6 + 0.4 / 3, 0.0, 0.4 / 3], atol=0.01)
-
-
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 def test_every_policy_of_a_batch_explores_by_its_own_epsilon(kind: str) -> None:
     acting = constant_q([1.0, 0.0], 0.0, kind, policies=2)
@@ -97,11 +89,6 @@ def test_evaluate_returns_masked_q_values_and_the_chance_of_each_action(kind: st
     np.testing.assert_array_equal(inputs[0], np.array([1.0, 2.0, -1e9], np.float32))
     np.testing.assert_allclose(np.exp(logp), [0.15, 0.85, 0.0], rtol=1e-5, atol=1e-9)
     assert np.isfinite(logp).all()
-
-
-@pytest.mark.parametrize("kind", ["onnx", "torch"])
-def test_the_value_of_an_observation_is_its_highest_q_value(kind: str) -> None:
-    np.testing.assert_allclose(constant_q([-4.0, -2.0, -3.0], 0.0, kind).values(0, rows(2)), [-2.0, -2.0])
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])

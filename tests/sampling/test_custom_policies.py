@@ -311,7 +311,7 @@ def ragged() -> type[Policy]:
     ("policy_class", "message"),
     [
         (broken(lambda rows: [0] * rows), r"'own': compute_actions returned list, expected \(actions, states, fetche"),
-        (broken(lambda rows: ([0] * rows, [])), r"'own': compute_actions returned a tuple of 2, expected"),
+        (broken(lambda rows: ([0] * rows, [])), r"'own': compute_actions returned tuple, expected"),
         (broken(lambda rows: ([0], [], {})), r"'own': answered 1 of 6 observations, expected one action each"),
         (broken(lambda rows: ([0] * rows, [[1] * rows], {})), r"returned 1 states with \[6\] rows, expected 0 with 6"),
         (broken(lambda rows: ([0] * rows, [], {}), [1]), r"returned 0 states with \[\] rows, expected 1 with 6"),

@@ -185,13 +185,6 @@ def test_the_environment_gets_write_protected_copies_of_the_space(kind: str, spa
     own[0] = own[0]
 
 
-def test_nested_actions_are_scaled_and_clipped_too() -> None:
-    value = {"steer": np.array([0.5, -1.0]), "gear": 2}
-    action, _ = play(value, space=NESTED, normalize_actions=True)
-    np.testing.assert_allclose(action["steer"], [4.5, -2.0])
-    assert (action["steer"].dtype, action["gear"]) == (np.float32, 2)
-
-
 def test_random_policies_draw_within_the_space_and_are_scaled_where_that_is_set() -> None:
     for settings, least in (({}, 0.0), ({"normalize_actions": True}, 3.0)):
         Track.given.clear()
@@ -229,14 +222,3 @@ def test_actions_that_are_asked_for_by_hand_come_as_the_environment_takes_them()
     for action in answers:
         np.testing.assert_array_equal(action, array([6.0, 0.0]))
     assert length == 5
-
-
-def test_networks_scale_by_default_as_before() -> None:
-    Track.given.clear()
-    with PPO(env=Track, config={"rollout_fragment_length": 20, "seed": 0}) as algo:
-        algo.sample()
-        assert algo.config.normalize_actions is None
-    actions = np.stack(Track.given)
-    assert (actions.min(0) >= BOX.low).all()
-    assert (actions.max(0) <= BOX.high).all()
-    assert actions[:, 0].mean() > 1.0

@@ -30,9 +30,7 @@ from menv import (
 from menv.algorithms import DQN, PPO, compute_advantages
 from menv.algorithms.sequences import state_before
 from menv.connectors import (
-    AgentConnectorPipeline,
     EnvSamplingAgentConnector,
-    MeanStdObservationFilterAgentConnector,
 )
 from menv.connectors.connector import register_lambda_agent_connector
 from menv.errors import CallOrderError, ConfigError, ContractError
@@ -148,16 +146,6 @@ def test_statistics_of_a_filter_are_merged_and_every_worker_acts_with_all_of_the
     # Both workers subtract the same mean: what they show the network is centred alike.
     halves = [rows["obs"][np.isin(rows["env_id"], part)] for part in ([0, 1], [2, 3])]
     assert all(np.abs(half).max() <= 10.0 for half in halves)
-
-
-def test_a_filter_in_a_pipeline_within_the_pipeline_is_merged_too() -> None:
-    with running(1) as algo:
-        connectors = algo.get_policy().agent_connectors
-        inner = MeanStdObservationFilterAgentConnector(connectors.ctx)
-        connectors.append(AgentConnectorPipeline(connectors.ctx, [inner]))
-        for number in (1, 2):
-            algo.train()
-            assert inner.statistics.count > 100 * number
 
 
 def test_connectors_that_are_edited_in_the_driver_are_those_of_the_workers() -> None:

@@ -162,7 +162,34 @@ def action_type(head: ActionHead) -> tuple[int, list[str | int]]:
     return element, ["R", *head.action_shape]
 
 
-class _Choices:
+class _Tail:
+    """The nodes behind the outputs of a network; the base of the tail of each kind of head."""
+
+    def __init__(self, graph: ActingGraph, head: ActionHead) -> None:
+        self.graph, self.head = graph, head
+
+    def legal(self, x: str, mask: str) -> str:
+        """Return outputs of choices, a very low one where the mask forbids it."""
+        return self.graph.add("Where", mask, x, self.graph.constant(ILLEGAL, np.float32))
+
+    def highest(self, x: str) -> str:
+        """Return the index of the first highest number in the last axis."""
+        return self.graph.add("ArgMax", x, axis=-1, keepdims=0)
+
+    def drawn(self, weights: str, draws: str, count: int, axis: int = 1) -> str:
+        """Return the first of `count` choices whose cumulated weight exceeds the draw's share of the sum.
+
+        The draw is scaled by the sum as computed, which keeps it below the last step, so that rounding can never pick a
+        choice of weight 0.
+        """
+        graph = self.graph
+        steps = graph.add("CumSum", weights, graph.constant(axis))
+        total = graph.add("Gather", steps, graph.constant([count - 1]), axis=axis)
+        beyond = graph.add("Greater", steps, graph.add("Mul", draws, total))
+        return self.highest(graph.add("Cast", beyond, to=TensorProto.UINT8))
+
+
+class _Choices(_Tail):
     """The tail of one or several categorical components.
 
     Components of unlike sizes are laid out as [R, components, largest size], padded with illegal
@@ -170,16 +197,14 @@ class _Choices:
     """
 
     def __init__(self, graph: ActingGraph, head: ActionHead) -> None:
-        self.graph = graph
-        self.head = head
+        super().__init__(graph, head)
         self.several = head.kind == "multi_categorical"
-        self.logits = ""
 
     def dist_inputs(self, outputs: str, masked: bool) -> str:
-        graph, self.logits = self.graph, outputs
+        self.logits = outputs
         if masked:
-            mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
-            self.logits = graph.add("Where", mask, self.logits, graph.constant(ILLEGAL, np.float32))
+            mask = self.graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
+            self.logits = self.legal(outputs, mask)
         return self.logits
 
     def by_component(self) -> str:
@@ -196,19 +221,13 @@ class _Choices:
         return graph.add("Where", graph.constant(real, np.bool_), padded, illegal)
 
     def sample(self, draws: str) -> str:
-        # Inverse CDF. Scaling the draw by the sum as computed, not by 1, keeps it below the last step
-        # of the CDF, so that rounding can never pick a choice of probability 0.
         graph, head = self.graph, self.head
         if head.sizes == (2,) and not self.several:
             return self._sample_of_two(draws)
         chances = graph.add("Softmax", self.by_component(), axis=-1)
-        steps = graph.add("CumSum", chances, graph.constant(2 if self.several else 1))
-        axis = 2 if self.several else 1
-        total = graph.add("Gather", steps, graph.constant([max(head.sizes) - 1]), axis=axis)
-        if self.several:
-            draws = graph.add("Unsqueeze", draws, graph.constant([2]))
-        beyond = graph.add("Greater", steps, graph.add("Mul", draws, total))
-        return self._first_highest(graph.add("Cast", beyond, to=TensorProto.UINT8))
+        if not self.several:
+            return self.drawn(chances, draws, head.sizes[0])
+        return self.drawn(chances, graph.add("Unsqueeze", draws, graph.constant([2])), max(head.sizes), 2)
 
     def _sample_of_two(self, draws: str) -> str:
         # A softmax of two numbers takes as long as the layer before it. The draw is in [0, 1), so a choice of
@@ -221,10 +240,7 @@ class _Choices:
         return graph.add("Squeeze", graph.add("Cast", second, to=TensorProto.INT64), graph.constant([-1]))
 
     def mode(self) -> str:
-        return self._first_highest(self.by_component())
-
-    def _first_highest(self, x: str) -> str:
-        return self.graph.add("ArgMax", x, axis=-1, keepdims=0)
+        return self.highest(self.by_component())
 
     def logp(self, actions: str) -> str:
         graph = self.graph
@@ -237,14 +253,8 @@ class _Choices:
         return graph.add("Squeeze", graph.row_sum(taken, len(self.head.sizes)), last)
 
 
-class _Gaussian:
+class _Gaussian(_Tail):
     """The tail of a diagonal normal distribution, whose log_std is a weight, or an output of the network."""
-
-    def __init__(self, graph: ActingGraph, head: ActionHead) -> None:
-        self.graph = graph
-        self.head = head
-        self.outputs = self.means = ""
-        self.log_std = ""
 
     def dist_inputs(self, outputs: str, masked: bool) -> str:
         assert not masked, "continuous actions have no mask"
@@ -288,12 +298,11 @@ class _Gaussian:
         return graph.add("Squeeze", graph.row_sum(terms, self.head.outputs), graph.constant([-1]))
 
 
-class _Mixed:
+class _Mixed(_Tail):
     """The tail of discrete and continuous parts, which are sampled independently."""
 
     def __init__(self, graph: ActingGraph, head: ActionHead) -> None:
-        self.graph = graph
-        self.head = head
+        super().__init__(graph, head)
         choices, numbers = (part.head for part in head.parts)
         self.choices = _Choices(graph, choices)
         self.numbers = _Gaussian(graph, numbers)
@@ -330,24 +339,20 @@ class _Mixed:
         return self._columns(both, places)
 
 
-class _QValues:
+class _QValues(_Tail):
     """The tail of choices by Q-value: the best one or, with probability epsilon, any legal one.
 
     Of several components the graph computes [R * components, choices].
     """
 
-    def __init__(self, graph: ActingGraph, head: ActionHead) -> None:
-        self.graph = graph
-        self.head = head
-        self.q_values = ""
-        self.mask = ""
+    mask = ""
 
     def dist_inputs(self, outputs: str, masked: bool) -> str:
         graph, self.q_values = self.graph, outputs
         if masked:
             mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
             self.mask = self.laid_out(mask, self.head.sizes[0])
-            self.q_values = graph.add("Where", self.mask, self.q_values, graph.constant(ILLEGAL, np.float32))
+            self.q_values = self.legal(outputs, self.mask)
         return self.laid_out(self.q_values, self.head.inputs)
 
     def laid_out(self, x: str, width: int) -> str:
@@ -357,10 +362,7 @@ class _QValues:
         return self.graph.add("Reshape", x, self.graph.constant([-1, width]))
 
     def mode(self) -> str:
-        return self.laid_out(self._best(), len(self.head.sizes))
-
-    def _best(self) -> str:
-        return self.graph.add("ArgMax", self.q_values, axis=-1, keepdims=0)
+        return self.laid_out(self.highest(self.q_values), len(self.head.sizes))
 
     def sample(self, draws: str) -> str:
         graph = self.graph
@@ -368,21 +370,15 @@ class _QValues:
         whether, what = (graph.add("Gather", draws, graph.constant([place]), axis=1) for place in (0, 1))
         explores = graph.add("Less", whether, graph.of_each_row(EPSILON, (1,)))
         explores = graph.add("Squeeze", explores, graph.constant([1]))
-        chosen = graph.add("Where", explores, self._any_legal(what), self._best())
+        chosen = graph.add("Where", explores, self._any_legal(what), self.highest(self.q_values))
         return self.laid_out(chosen, len(self.head.sizes))
 
     def _any_legal(self, draw: str) -> str:
-        # A draw of at most 1 - 2**-23 times a count stays below the count in float32, so that the first choice
-        # whose number among the legal ones exceeds the product exists, and is legal.
         graph, count = self.graph, self.head.sizes[0]
-        if not self.mask:
-            number = graph.add("Mul", draw, graph.constant(count, np.float32))
-            number = graph.add("Cast", number, to=TensorProto.INT64)
-            return graph.add("Squeeze", number, graph.constant([1]))
-        numbers = graph.add("CumSum", self._legal(), graph.constant(1))
-        total = graph.add("Gather", numbers, graph.constant([count - 1]), axis=1)
-        beyond = graph.add("Greater", numbers, graph.add("Mul", draw, total))
-        return graph.add("ArgMax", graph.add("Cast", beyond, to=TensorProto.UINT8), axis=-1, keepdims=0)
+        if self.mask:
+            return self.drawn(self._legal(), draw, count)
+        number = graph.add("Mul", draw, graph.constant(count, np.float32))
+        return graph.add("Squeeze", graph.add("Cast", number, to=TensorProto.INT64), graph.constant([1]))
 
     def _legal(self) -> str:
         return self.graph.add("Cast", self.mask, to=TensorProto.FLOAT)
@@ -407,7 +403,9 @@ class _QValues:
             # The mask of a padding row may allow nothing.
             shares = graph.add("Div", own, graph.add("Max", total, one))
             share = graph.add("Squeeze", graph.add("Mul", epsilon, shares), last)
-        best = graph.add("Cast", graph.add("Equal", actions, self._best()), to=TensorProto.FLOAT)
+        best = graph.add(
+            "Cast", graph.add("Equal", actions, self.highest(self.q_values)), to=TensorProto.FLOAT
+        )
         chance = graph.add("Add", share, graph.add("Mul", best, graph.add("Sub", one, epsilon)))
         chance = graph.add("Max", chance, graph.constant(LEAST_CHANCE, np.float32))
         # Log rounds numbers that do not fill a vector register differently: each row gets separate registers.
