@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from menv.connectors.built_in import ClipActionsConnector as ClipActionsConnector
     from menv.connectors.built_in import ClipRewardAgentConnector as ClipRewardAgentConnector
     from menv.connectors.built_in import ConvertToNumpyConnector as ConvertToNumpyConnector
-    from menv.connectors.built_in import EnvSamplingAgentConnector as EnvSamplingAgentConnector
     from menv.connectors.built_in import FrameStackAgentConnector as FrameStackAgentConnector
     from menv.connectors.built_in import ImmutableActionsConnector as ImmutableActionsConnector
     from menv.connectors.built_in import NormalizeActionsConnector as NormalizeActionsConnector

@@ -128,7 +128,6 @@ def _sizes(space: Any) -> Array:
 
 _LEAST_SCALE = 1e-30
 """Stands for a range of width 0 in logarithms, which stay finite."""
-_CHOICE = np.dtype(np.int64)
 
 
 class ActionOutput:
@@ -154,9 +153,8 @@ class ActionOutput:
                 "these; wrap the environment so that its actions are one of these"
             )
         self.space: Any = flat
-        self._start = int(flat.start) if isinstance(flat, gym.spaces.Discrete) else 0
         # Whether the environment gets the actions unchanged.
-        self._plain = isinstance(flat, gym.spaces.Discrete) and not self._start and flat.dtype == _CHOICE
+        self._plain = isinstance(flat, gym.spaces.Discrete) and not flat.start and flat.dtype == np.int64
         self._first = self._behind = np.zeros(0, np.int64)
         if isinstance(flat, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
             self._first = np.asarray(flat.start, np.int64).reshape(-1)
@@ -172,15 +170,15 @@ class ActionOutput:
         normalize, clip = self.normalize, self.clip
         self._half = self._centre = np.zeros(0, np.float32)
         if isinstance(space, gym.spaces.Box):
-            self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
-            finite = with_range(self._low, self._high)
-            self._scaled = finite if normalize else np.zeros_like(finite)
-            low, high = np.where(finite, self._low, 0), np.where(finite, self._high, 0)
-            self._half = np.where(self._scaled, (high - low) / 2, 1).astype(np.float32)
-            self._centre = np.where(self._scaled, low + self._half, 0).astype(np.float32)
+            least, most = space.low.reshape(-1), space.high.reshape(-1)
+            scaled = with_range(least, most) & normalize
+            low, high = np.where(scaled, least, 0), np.where(scaled, most, 0)
+            self._half = np.where(scaled, (high - low) / 2, 1).astype(np.float32)
+            self._centre = np.where(scaled, low + self._half, 0).astype(np.float32)
             # A one-sided bound cannot be scaled to, but still clips.
-            self._least = self._low if normalize or clip else np.full_like(self._low, -np.inf)
-            self._most = self._high if normalize or clip else np.full_like(self._high, np.inf)
+            clips = normalize or clip
+            self._least = least if clips else np.full_like(least, -np.inf)
+            self._most = most if clips else np.full_like(most, np.inf)
 
     @property
     def scaling(self) -> tuple[Array, Array, Array, Array]:
@@ -190,36 +188,35 @@ class ActionOutput:
     def __call__(self, actions: Array) -> Sequence[Any] | Array:
         if self._plain:
             return actions
-        if self._mixed:
-            return self.unclipped(actions, self._least, self._most)
-        if isinstance(self.space, gym.spaces.Discrete):
-            shifted: Array = (actions + self._start).astype(self.space.dtype, copy=False)
-            return shifted
-        if isinstance(self.space, gym.spaces.Box):
-            scaled = actions * self._half + self._centre
-            out = np.minimum(np.maximum(scaled, self._least), self._most).reshape(-1, *self.space.shape)
-            out = out.astype(self.space.dtype, copy=False)
-        else:
-            out = (actions + self.space.start).astype(self.space.dtype, copy=False)
-        out.flags.writeable = False
-        if self.nested is not None:
-            return self.nested.elements(out)
-        return out if out.ndim > 1 else [np.asarray(row) for row in out]
+        if len(self._half):
+            return self._elements(self._scaled(actions, self._least, self._most))
+        shifted: Array = (actions + self.space.start).astype(self.space.dtype, copy=False)
+        return shifted if isinstance(self.space, gym.spaces.Discrete) else self._elements(shifted)
 
-    def unclipped(self, actions: Array, least: Any = -np.inf, most: Any = np.inf) -> Sequence[Any] | Array:
-        """Return R scaled actions of the environment; numbers are clipped to the bounds [k] only if these are given."""
+    def unclipped(self, actions: Array) -> Sequence[Any] | Array:
+        """Return R scaled actions of the environment, whose numbers may be outside of the bounds."""
         if not len(self._half):
             return self(actions)
+        rows = self._scaled(actions, -np.inf, np.inf)
+        return rows if self.nested is None else self.nested.elements(rows)
+
+    def _scaled(self, actions: Array, least: Any, most: Any) -> Array:
+        columns = self.nested.numbers if self._mixed and self.nested else slice(None)
+        numbers: Array = actions[:, columns] * self._half + self._centre
+        numbers = np.minimum(np.maximum(numbers, least), most)
         if not self._mixed:
-            scaled = actions * self._half + self._centre
-            scaled = scaled.reshape(-1, *self.space.shape)
-            return scaled if self.nested is None else self.nested.elements(scaled)
-        assert self.nested is not None
+            return numbers.reshape(-1, *self.space.shape).astype(self.space.dtype, copy=False)
         # Holds choices and numbers exactly.
-        rows, columns = actions.astype(np.float64), self.nested.numbers
-        scaled = actions[:, columns] * self._half + self._centre
-        rows[:, columns] = np.minimum(np.maximum(scaled, least), most)
-        return self.nested.elements(rows)
+        rows = actions.astype(np.float64)
+        rows[:, columns] = numbers
+        return rows
+
+    def _elements(self, rows: Array) -> Sequence[Any] | Array:
+        """Return R write-protected elements of the space."""
+        rows.flags.writeable = False
+        if self.nested is not None:
+            return self.nested.elements(rows)
+        return rows if rows.ndim > 1 else [np.asarray(row) for row in rows]
 
     def inverse(self, actions: Sequence[Any] | Array) -> Array:
         """Return the network's [R, ...] actions for R elements of the space; OutsideSpaceError for an invalid one.

@@ -415,18 +415,6 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
         return steps[back][column] if back < len(steps) else np.zeros_like(steps[0][column])
 
 
-class EnvSamplingAgentConnector(Stateless, AgentConnector):
-    """Does nothing; older pipelines contain it."""
-
-    at_ends = False
-
-    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        return ac_data
-
-    def over_rows(self, rows: AgentRows) -> None:
-        """Do nothing."""
-
-
 class StateBufferConnector(Stateless, AgentConnector):
     """Adds the last action (zeros at first), `state_out_0` and so on, and the last fetches to an agent's data."""
 

@@ -146,7 +146,7 @@ BUILT_IN = {
     "MeanStdObservationFilterAgentConnector": "mean_std_filter",
     **dict.fromkeys(
         (
-            "ClipActionsConnector", "ClipRewardAgentConnector", "ConvertToNumpyConnector", "EnvSamplingAgentConnector",
+            "ClipActionsConnector", "ClipRewardAgentConnector", "ConvertToNumpyConnector",
             "FrameStackAgentConnector", "ImmutableActionsConnector", "NormalizeActionsConnector",
             "StateBufferConnector", "ViewRequirementAgentConnector",
         ),

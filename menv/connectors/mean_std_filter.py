@@ -193,11 +193,7 @@ class MeanStdObservationFilterAgentConnector(AgentConnector):
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Filter a whole batch; last observations are not counted.
-
-        Raises:
-            OutsideSpaceError: A number is not finite, or there are more or fewer columns than before.
-        """
+        """Filter a whole batch; last observations are not counted. OutsideSpaceError for an infinite number or NaN."""
         obs = rows.array()
         applied = self._fit(obs)
         counts = rows.learning and self.is_training and not rows.final
@@ -233,15 +229,10 @@ class MeanStdObservationFilterAgentConnector(AgentConnector):
         rows.obs = out
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
-        """Return both unchanged.
-
-        Raises:
-            ConfigError: Observations are images of bytes, which networks scale.
-        """
+        """Return both unchanged; ConfigError for images of bytes, which networks scale."""
         if ObsPreprocessor(space).dtype == np.uint8:
             raise ConfigError(
-                f"{self.name}: observations are images of bytes, expected numbers; leave the filter out, images "
-                "are scaled to [0, 1] in the network"
+                f"{self.name}: observations are images of bytes, which the network scales; leave the filter out"
             )
         return space, width
 
@@ -261,18 +252,11 @@ class MeanStdObservationFilterAgentConnector(AgentConnector):
         if self.is_training:
             self._applied.settle()
 
-    def apply_changes(self, other: Any, with_buffer: bool = False) -> None:
-        """Add the rows of another filter since its `reset_state`.
-
-        Args:
-            other: Another one of this class.
-            with_buffer: Whether this one's buffer becomes the other's.
-        """
+    def apply_changes(self, other: Any) -> None:
+        """Add the rows of another filter since its `reset_state`."""
         other._applied.settle()
         self._applied.settle()
         self._applied.running.merge(other.buffer)
-        if with_buffer:
-            self._applied.buffer = other.buffer.copy()
         self._applied.apply()
 
     def copy(self) -> Self:
@@ -315,11 +299,7 @@ class MeanStdObservationFilterAgentConnector(AgentConnector):
 
     @classmethod
     def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
-        """Return a filter with these statistics.
-
-        Raises:
-            ConfigError: They are invalid.
-        """
+        """Return a filter with these statistics; ConfigError if they are invalid."""
         values = keywords(cls.__name__, params, (*_ARGUMENTS, "statistics", "buffer"))
         found = [RunningMean.from_state(values.pop(key)) if key in values else RunningMean()
                  for key in ("statistics", "buffer")]  # fmt: skip

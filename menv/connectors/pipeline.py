@@ -21,7 +21,6 @@ from menv.connectors.built_in import (
     ClipActionsConnector,
     ClipRewardAgentConnector,
     ConvertToNumpyConnector,
-    EnvSamplingAgentConnector,
     FrameStackAgentConnector,
     ImmutableActionsConnector,
     NormalizeActionsConnector,
@@ -250,7 +249,7 @@ FILTERS = {"NoFilter": None, "MeanStdFilter": MeanStdObservationFilterAgentConne
 """Values of `observation_filter` and their connectors."""
 
 _NOTHING_TO_DO = (
-    FlattenDataAgentConnector, StateBufferConnector, ViewRequirementAgentConnector, EnvSamplingAgentConnector,
+    FlattenDataAgentConnector, StateBufferConnector, ViewRequirementAgentConnector,
 )  # fmt: skip
 _ACTION_ORDER: tuple[type[ActionConnector], ...] = (
     ConvertToNumpyConnector, NormalizeActionsConnector, ClipActionsConnector, ImmutableActionsConnector,

@@ -19,8 +19,8 @@ class ActingGraphs(Protocol):
 
     Inputs are called obs (float32, or uint8 for images of bytes), mask, noise, actions, state (of recurrent networks)
     and, in stacked graphs, pick (which result each row wants) and which; every other input is a weight, by its name. In
-    stacked graphs a weight has a leading axis P and may have axes of length 1 after it; obs and state are in one lane
-    for each policy [P, D, *], or in one lane for all [1, D, *]; see `PolicyBatches`.
+    stacked graphs a weight has a leading axis P and may have axes of length 1 after it; obs and state are [1, D, *],
+    which every policy computes.
     """
 
     @property

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -22,9 +22,7 @@ from menv.errors import ConfigError
 Kind: TypeAlias = Literal[
     "categorical", "multi_categorical", "gaussian", "mixed", "q_values", "multi_q_values"
 ]
-KINDS: tuple[Kind, ...] = (
-    "categorical", "multi_categorical", "gaussian", "mixed", "q_values", "multi_q_values",
-)  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 ILLEGAL = -1e9
 """The distribution input of a masked action: finite, so KL terms stay finite, with probability exactly 0 in float32."""
@@ -72,11 +70,9 @@ class ActionHead:
     def _right_sizes(self) -> bool:
         if self.kind == "mixed":
             return min(self.sizes) == 0 < max(self.sizes)
-        if min(self.sizes) < 1:
-            return False
         if self.kind == "multi_q_values":
-            return len(set(self.sizes)) == 1
-        return self.kind == "multi_categorical" or len(self.sizes) == 1
+            return min(self.sizes) > 0 and len(set(self.sizes)) == 1
+        return min(self.sizes) > 0 and (self.kind == "multi_categorical" or len(self.sizes) == 1)
 
     @classmethod
     def for_space(cls, space: gym.Space[Any]) -> ActionHead:
@@ -97,8 +93,8 @@ class ActionHead:
             if min(sizes, default=1) == 0 < max(sizes):
                 return cls("mixed", tuple(sizes))
         raise ConfigError(
-            f"action space: {in_a_line(space)} has no action head, expected Discrete, MultiDiscrete with a 1-D nvec, "
-            "a float Box, or a Tuple or Dict of these; wrap the environment so that its actions are one of these"
+            f"action space: {in_a_line(space)}, expected Discrete, MultiDiscrete with a 1-D nvec, a float Box, or a "
+            "Tuple or Dict of these; wrap the environment"
         )
 
     @cached_property
@@ -200,28 +196,28 @@ class ActionHead:
         self, dist_inputs: npt.NDArray[np.float32], actions: npt.NDArray[Any]
     ) -> npt.NDArray[np.float32]:
         """Return the [N] log-probabilities (densities) of actions, for inputs [N, D]; not for Q-values."""
+        found: npt.NDArray[np.float32]
         if self.parts:
+            columns = [
+                (part.head, dist_inputs[:, part.inputs], actions[:, part.columns]) for part in self.parts
+            ]
             choices, numbers = (
-                part.head.logp(
-                    dist_inputs[:, part.inputs], actions[:, part.columns].astype(part.head.action_dtype)
-                )
-                for part in self.parts
+                head.logp(own, taken.astype(head.action_dtype)) for head, own, taken in columns
             )
-            both: npt.NDArray[np.float32] = choices + numbers
-            return both
+            found = choices + numbers
+            return found
         if self.kind == "gaussian":
             means, log_stds = np.split(dist_inputs, 2, 1)
             scaled = (actions - means) * np.exp(-log_stds)
-            terms: npt.NDArray[np.float32] = -0.5 * scaled * scaled - log_stds - _HALF_LOG_TWO_PI
-            densities: npt.NDArray[np.float32] = np.add.reduce(terms, axis=1).astype(np.float32)
-            return densities
+            found = -0.5 * scaled * scaled - log_stds - _HALF_LOG_TWO_PI
+            return np.add.reduce(found, axis=1).astype(np.float32)  # type: ignore[no-any-return]
         if self.sizes == (2,) and actions.ndim == 1:
             # log sigmoid: numpy is slow on many rows of two.
             lead = dist_inputs[:, 0] - dist_inputs[:, 1]
             # Indexing the rows with the other action would take twice as long.
             lead *= (1 - 2 * actions).astype(np.float32)
-            two: npt.NDArray[np.float32] = np.minimum(lead, 0) - np.log1p(np.exp(-np.abs(lead)))
-            return two
+            found = np.minimum(lead, 0) - np.log1p(np.exp(-np.abs(lead)))
+            return found
         total = np.zeros(len(dist_inputs), np.float32)
         rows, start = np.arange(len(dist_inputs)), 0
         chosen = actions if actions.ndim == 2 else actions[:, None]

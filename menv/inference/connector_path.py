@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import Column, End, EnvId
-from menv.connectors.built_in import ClipRewardAgentConnector, FrameStackAgentConnector
 from menv.connectors.connector import ActionConnectorDataType, AgentRows, as_network_dtype
 from menv.connectors.pipeline import (
     ActionPlan,
@@ -30,10 +29,6 @@ from menv.connectors.pipeline import (
 from menv.errors import ContractError
 from menv.inference.backend import not_finite
 from menv.spaces import OutsideSpaceError, own_copy
-
-# Connectors that see ends, and either change rewards without the observation or do not change them.
-_KNOWN = (ClipRewardAgentConnector, FrameStackAgentConnector)
-
 
 Mask = npt.NDArray[np.bool_]
 Observations: TypeAlias = Sequence[Any] | npt.NDArray[Any]
@@ -69,8 +64,7 @@ class ConnectorPath:
         at_ends: By policy index, whether connectors must see final observations as soon as they come.
         acts: Whether custom connectors see or change the actions of each agent.
         outputs: By policy index, the action connectors on whole batches.
-        shown: Copies of the last raw observation by slot, of policies with connectors that may change the reward of an
-            end without one.
+        shown: Copies of the last raw observation by slot, of policies `at_ends`, for ends without one.
     """
 
     def __init__(
@@ -93,8 +87,6 @@ class ConnectorPath:
         self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
         # Connectors that are called agent by agent.
         self._custom = [[leaf for leaf in own if not leaf.takes_rows] for own in leaves]
-        self._clips = [[leaf for leaf in own if isinstance(leaf, ClipRewardAgentConnector)] for own in leaves]
-        self._keeps = [any(leaf.at_ends and type(leaf) not in _KNOWN for leaf in own) for own in leaves]
         self.shown: dict[int, Any] = {}
         self._observers = [[leaf for leaf in own if observes_output(leaf)] for own in leaves]
         self.acts = any(bool(plan.rest) for plan in self._plans) or any(self._observers)
@@ -140,7 +132,7 @@ class ConnectorPath:
                 shown, paid, slots=own, infos=about, truncated=final, learning=self._learning, over=over
             )
             if seats is not None and own is not None:
-                if self._keeps[index]:
+                if self.at_ends[index]:
                     self.shown.update(zip(own.tolist(), map(own_copy, shown), strict=True))
                 if self._custom[index]:
                     rows.seats = [seats[slot] for slot in own.tolist()]
@@ -197,38 +189,27 @@ class ConnectorPath:
         shown = self.shown.pop(end.slot, None)
         obs = shown if end.obs is None else end.obs
         if obs is None:
-            # There is only the reward.
-            rewards = AgentRows([], np.array([end.reward]))
-            for clips in self._clips[index]:
-                clips.over_rows(rewards)
-            return end._replace(reward=float(rewards.rewards[0]))
+            return end
         rows = AgentRows(
             [obs], np.array([end.reward]), slots=np.array([end.slot]), seats=[(end.env_id, end.agent_id)],
             infos=[end.info], terminated=end.terminated, truncated=end.truncated,
         )  # fmt: skip
         done = self._run(index, rows)
-        reward = float(done.rewards[0])
-        if end.obs is None:
-            return end._replace(reward=reward)
-        return end._replace(
-            obs=FinalObservation(done.obs[0], None if done.mask is None else done.mask[0]), reward=reward
-        )
+        found = FinalObservation(done.obs[0], None if done.mask is None else done.mask[0])
+        return end._replace(obs=None if end.obs is None else found, reward=float(done.rewards[0]))
 
     def finals(self, finals: Sequence[Any], policies: Column) -> tuple[Column, Mask | None]:
         """Return N final observations, some already `FinalObservation`, as rows and masks; policies is [N] indices."""
         late = np.array([not isinstance(final, FinalObservation) for final in finals], np.bool_)
-        places = np.flatnonzero(late)
-        rows: list[Any] = list(finals)
+        places, rows = np.flatnonzero(late), list(finals)
         if len(places):
-            which = policies[places]
             try:
-                done = self.rows(which, [finals[place] for place in places.tolist()], final=True)
+                done = self.rows(policies[places], _some(finals, places), final=True)
             except OutsideSpaceError as error:
                 raise error.among(places) from error
-            for index, place in enumerate(places.tolist()):
-                rows[place] = FinalObservation(
-                    done.obs[index], None if done.mask is None else done.mask[index]
-                )
+            masks = [None] * len(places) if done.mask is None else done.mask
+            for place, *found in zip(places.tolist(), done.obs, masks, strict=True):
+                rows[place] = FinalObservation(*found)
         masked = bool(rows) and rows[0].mask is not None
         return np.stack([row.row for row in rows]), np.stack([row.mask for row in rows]) if masked else None
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from menv import rng
 from menv.base_env import Column
 from menv.connectors.action_output import ActionOutput
+from menv.connectors.built_in import ViewRequirementAgentConnector
 from menv.connectors.connector import (
     MASK,
     ActionConnectorDataType,
@@ -124,18 +125,6 @@ def frozen_statistics(pipeline: AgentConnectorPipeline) -> Iterator[None]:
         pipeline.is_training = True
         for leaf, was_training in before:
             leaf.is_training = was_training
-
-
-def _connected(data: Any) -> AgentConnectorsOutput:
-    if isinstance(data, AgentConnectorsOutput):
-        return data
-    view = {name: np.asarray(value)[None] for name, value in data.items() if name == MASK}
-    number = 0
-    while f"state_out_{number}" in data:
-        view[SampleBatch.STATE_IN.format(number)] = np.asarray(data[f"state_out_{number}"])[None]
-        number += 1
-    view[SampleBatch.OBS] = np.asarray(data[SampleBatch.NEXT_OBS])[None]
-    return AgentConnectorsOutput(data, view)
 
 
 def _stacked(views: Sequence[Any], name: str, width: int) -> Column:
@@ -392,7 +381,11 @@ class NetworkPolicy(Policy):
     def _shown(self, agents: Sequence[AgentConnectorDataType], mask_width: int) -> tuple[Any, Any, Any, Any]:
         """Return for N agents what action connectors see of each, and obs [N, F], mask [N, M] and state [N, S]."""
         networks = self.networks
-        found = [_connected(agent.data) for agent in agents]
+        found = [
+            agent.data if isinstance(agent.data, AgentConnectorsOutput)
+            else ViewRequirementAgentConnector().transform(agent).data
+            for agent in agents
+        ]  # fmt: skip
         inputs, views = [one.raw_dict for one in found], [one.sample_batch for one in found]
         obs = as_network_dtype(_stacked(views, SampleBatch.OBS, networks.row_width), networks.row_dtype)
         mask = _stacked(views, MASK, mask_width).astype(np.bool_) if mask_width else None

@@ -5,8 +5,8 @@ per name that every run reads, so learning changes the next decision without reb
 bit-identical in every batch: single rows are padded to two, because ONNX Runtime rounds batches of one row differently.
 
 A `GraphSession` gets new arrays every time, for batches that are large or never the same; a `BoundSession` copies its
-rows into buffers that ONNX Runtime knows already, which saves 3 us per run. `PolicyBatchLayout` decides how the rows of
-several policies are batched for one run of their stacked networks.
+rows into buffers that ONNX Runtime knows already, which saves 3 us per run. Few rows of several policies take one run
+of their stacked networks, in which every policy computes all rows.
 """
 
 from __future__ import annotations
@@ -53,126 +53,76 @@ _FLOAT = np.dtype(np.float32)
 _FLAG = np.dtype(np.bool_)
 
 
+Columns: TypeAlias = Mapping[str, npt.NDArray[Any] | None]
+"""Inputs of R rows by name: obs [R, F] with any strides, mask, noise and state as the graph has them; of stacked
+networks `pick` and `which` [R], too."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphSession:
-    """An open session with the weights of one policy (`policies` = 0), or of P stacked ones.
+    """An open session with the weights of one policy, or of all policies, stacked.
 
     Attributes:
         feed: Reused by every run: only the arrays of rows are replaced. Weights may change in place.
         shared: The weights of `feed` as ONNX Runtime sees them; they share its memory.
+        rows: The other inputs, by name.
     """
 
     session: ort.InferenceSession
     feed: Feed
     shared: dict[str, ort.OrtValue]
+    rows: dict[str, Any]
     outputs: list[str]
-    policies: int = 0
-
-    @property
-    def reads_which(self) -> bool:
-        """Whether a weight outside of layers is picked for each row."""
-        return any(given.name == "which" for given in self.session.get_inputs())
 
     @classmethod
-    def of(cls, session: ort.InferenceSession, weights: Feed, policies: int = 0) -> GraphSession:
+    def of(cls, session: ort.InferenceSession, weights: Feed) -> GraphSession:
         shared = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in weights.items()}
-        outputs = [output.name for output in session.get_outputs()]
-        return cls(session, dict(weights), shared, outputs, policies)
+        rows = {given.name: given for given in session.get_inputs() if given.name not in weights}
+        return cls(session, dict(weights), shared, rows, [output.name for output in session.get_outputs()])
 
-    def run_rows(self, **columns: npt.NDArray[Any] | None) -> list[npt.NDArray[Any]]:
+    def run(self, columns: Columns) -> Feed:
         """Return the outputs of R rows; a single one is computed twice."""
-        given = {name: column for name, column in columns.items() if column is not None}
-        rows = len(given["obs"])
-        for name, column in given.items():
-            self.feed[name] = np.concatenate((column, column)) if rows == 1 else column
-        return [output[:rows] for output in self.session.run(self.outputs, self.feed)]
-
-    def answer(
-        self,
-        obs: Rows,
-        mask: Flags | None,
-        noise: Floats | None,
-        lanes: PolicyBatches | None,
-        state: Floats | None,
-    ) -> Decision:
-        """Return the decision on R >= 2 rows; arguments as for `BoundSession`."""
-        given: dict[str, npt.NDArray[Any] | None] = {"obs": obs, "mask": mask, "noise": noise, "state": state}
-        if lanes is not None:
-            given["obs"] = lanes.spread(obs, self.policies)
-            given["state"] = None if state is None else lanes.spread(state, self.policies)
-            given |= {"pick": lanes.places, "which": lanes.which if self.reads_which else None}
-        self.feed.update({name: column for name, column in given.items() if column is not None})
-        outputs = dict(zip(self.outputs, self.session.run(self.outputs, self.feed), strict=True))
-        return Decision(
-            outputs["action"],
-            outputs.get("dist_inputs"),
-            outputs.get("state_after"),
-            _finite_check(outputs)(),
-        )
+        for name, given in self.rows.items():
+            column = columns[name]
+            assert column is not None
+            column = np.concatenate((column, column)) if len(column) == 1 else column
+            # Stacked networks have one lane of rows.
+            self.feed[name] = column[None] if len(given.shape) > column.ndim else column
+        count = len(columns["obs"] if columns["obs"] is not None else ())
+        outputs = self.session.run(self.outputs, self.feed)
+        return {name: output[:count] for name, output in zip(self.outputs, outputs, strict=True)}
 
 
 class BoundSession:
     """Runs an "act" or "greedy" graph on one number of rows, through fixed buffers.
 
     A single row is computed twice, because ONNX Runtime rounds batches of one row differently. The session keeps
-    `runner`, because an `OrtValue` need not keep its array alive. `depth` is that of the lanes, 0 without lanes.
+    `runner`, because an `OrtValue` need not keep its array alive.
     """
 
-    def __init__(self, runner: GraphSession, rows: int, depth: int = 0) -> None:
-        session = runner.session
+    def __init__(self, runner: GraphSession, rows: int) -> None:
         computed = max(rows, 2)
-        sizes = {"R": computed, "L": runner.policies if depth else 1, "D": depth or computed}
-        buffers = {
-            given.name: _buffer(given, sizes)
-            for given in session.get_inputs()
-            if given.name not in runner.shared
-        }
-        results = {given.name: _buffer(given, sizes) for given in session.get_outputs()}
+        sizes = {"R": computed, "L": 1, "D": computed}
+        buffers = {name: _buffer(given, sizes) for name, given in runner.rows.items()}
+        results = {given.name: _buffer(given, sizes) for given in runner.session.get_outputs()}
         self._run, self._held = bound_run(runner, buffers, results)
-
+        self._buffers = [(name, one, (rows, *one.shape[1:][-1:]), one.dtype) for name, one in buffers.items()]
         self._answer = results["action"][:rows]
         self._inputs: Floats | None = results["dist_inputs"][:rows] if "dist_inputs" in results else None
         self._after: Floats | None = results["state_after"][:rows] if "state_after" in results else None
         self._is_finite = _finite_check(results)
-        nothing = np.empty(0)
-        self._obs, self._mask, self._noise, self._pick, self._which, self._state = (
-            buffers.get(name, nothing) for name in ("obs", "mask", "noise", "pick", "which", "state")
-        )
-        self._draws = "noise" in buffers
-        self._obs_shape = (rows, self._obs.shape[-1])
-        self._obs_dtype = self._obs.dtype
-        self._mask_shape = (rows, *self._mask.shape[1:])
-        self._noise_shape = (rows, *self._noise.shape[1:])
-        self._state_shape = (rows, self._state.shape[-1])
 
-    def __call__(
-        self,
-        obs: Rows,
-        mask: Flags | None,
-        noise: Floats | None,
-        lanes: PolicyBatches | None = None,
-        state: Floats | None = None,
-    ) -> Decision:
-        """Return the decision on R rows, in new arrays.
-
-        obs is [R, F] with any strides, mask [R, choices], noise [R, width] and state [R, S] as the graph has them,
-        `lanes` where the rows are computed, None if the graph is of one policy.
-        """
-        obs = _fitting("obs", obs, self._obs_shape, self._obs_dtype)
-        state = _fitting("state", state, self._state_shape, _FLOAT) if self._state.size else None
-        if mask is not None:
-            self._mask[...] = _fitting("mask", mask, self._mask_shape, _FLAG)
-        if self._draws:
-            self._noise[...] = _fitting("noise", noise, self._noise_shape, _FLOAT)
-        if lanes is not None:
-            self._pick[...] = lanes.places
-            if self._which.size:
-                self._which[...] = lanes.which
-        for rows, buffer in ((obs, self._obs), (state, self._state)):
-            if lanes is not None and rows is not None:
-                lanes.put(rows, buffer)
-            elif rows is not None:
-                buffer[...] = rows
+    def __call__(self, columns: Columns) -> Decision:
+        """Return the decision on R rows, in new arrays."""
+        for name, buffer, shape, dtype in self._buffers:
+            given = columns[name]
+            # Assignment alone would silently convert types and broadcast columns.
+            if given is None or given.shape != shape or given.dtype != dtype:
+                found = "missing" if given is None else f"{given.dtype} {list(given.shape)}"
+                raise ConfigError(
+                    f"OnnxBackend: {name} is {found}, expected {dtype} {list(shape)}; convert it before acting"
+                )
+            buffer[...] = given
         self._run()
         inputs = None if self._inputs is None else self._inputs.copy()
         after = None if self._after is None else self._after.copy()
@@ -252,115 +202,6 @@ def _finite_check(outputs: Mapping[str, npt.NDArray[Any]]) -> Callable[[], bool]
     return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
 
 
-def _fitting(
-    name: str, given: npt.NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> npt.NDArray[Any]:
-    """Return rows, or refuse those that assignment would silently convert or broadcast."""
-    if given is None or given.shape != shape or given.dtype != dtype:
-        found = "missing" if given is None else f"{given.dtype} {list(given.shape)}"
-        raise ConfigError(
-            f"OnnxBackend: {name} is {found}, expected {dtype} {list(shape)}; convert it before acting"
-        )
-    return given
-
-
-WhichPolicies = npt.NDArray[np.int64]
-
-# Sorting costs as much as this many runs, and pays for rows that have come this often.
-_SORTING = 2
-_STEADY = 3
-
-
-@dataclass(slots=True)
-class PolicyBatches:
-    """Where R rows of P policies are computed in one pass through their stacked networks.
-
-    Attributes:
-        which: [R] the policy index of each row.
-        places: [R] the index of each row among all computed rows.
-        depth: Rows in each policy's lane; 0 where every policy computes the same single lane of all rows.
-    """
-
-    which: WhichPolicies
-    places: WhichPolicies
-    depth: int = 0
-
-    def put(self, rows: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
-        """Copy rows [R, N] into the lanes [P, depth, N], whose other rows stay, or into [1, R, N]."""
-        if self.depth:
-            into.reshape(-1, rows.shape[1])[self.places] = rows
-        else:
-            into[...] = rows
-
-    def spread(self, rows: npt.NDArray[Any], policies: int) -> npt.NDArray[Any]:
-        """Return rows [R, N] in new lanes [P, depth, N], zeros elsewhere, or as [1, R, N]."""
-        if not self.depth:
-            return rows[None]
-        lanes = np.zeros((policies, self.depth, rows.shape[1]), rows.dtype)
-        self.put(rows, lanes)
-        return lanes
-
-
-class PolicyBatchLayout:
-    """Decides by cost how rows of P policies are batched.
-
-    `spare_rows` cost as much as one more run of one policy; it is 0 where networks cannot be stacked.
-    """
-
-    def __init__(self, policies: int, spare_rows: int) -> None:
-        self._policies = policies
-        self._spare_rows = spare_rows
-        # The rows of the last call, how often they came in a row, and the result.
-        self._which = np.zeros(0, np.int64)
-        self._times = 0
-        self._lanes: PolicyBatches | None = None
-
-    def lanes_of(self, which: WhichPolicies) -> PolicyBatches | None:
-        """Return where rows of several policies are computed together; None where one run per policy costs less.
-
-        A read-only `which` is the same array while the same agents wait.
-        """
-        self._times = self._times + 1 if which is self._which and not which.flags.writeable else 0
-        if self._times in (0, _STEADY):
-            self._which, self._lanes = which, self._planned(which, sorts=self._times > 0)
-        return self._lanes
-
-    def _planned(self, which: WhichPolicies, *, sorts: bool) -> PolicyBatches | None:
-        rows, spare = len(which), self._spare_rows
-        # Computed in vain if every policy computes all rows, which takes no sorting.
-        others = (self._policies - 1) * rows
-        if (sorts or others > spare) and (sorts or self._policies - 1 > _SORTING):
-            lanes = self._sorted(which, 0 if sorts else _SORTING)
-            if lanes is not None:
-                return lanes
-        # Most policies may have no rows: past versions of one that learns, or removed ones.
-        if others > spare and (rows > spare or others > spare * (len(set(which.tolist())) - 1 + _SORTING)):
-            return None
-        places = which * rows
-        places += np.arange(rows)
-        return PolicyBatches(which, places)
-
-    def _sorted(self, which: WhichPolicies, cost: int) -> PolicyBatches | None:
-        """Return one lane for each policy with its own rows, None if that costs more; `cost` in runs."""
-        if np.minimum.reduce(which) < 0 or np.maximum.reduce(which) >= self._policies:
-            return None
-        counts = np.bincount(which, minlength=self._policies)
-        # ONNX Runtime rounds batches of one row differently.
-        most = max(int(np.maximum.reduce(counts)), 2)
-        # In steps of an eighth to a quarter, so that counts that vary a little share their buffers.
-        step = 1 << max(0, most.bit_length() - 3)
-        depth = -(-most // step) * step
-        # A row in a lane costs 5/4.
-        wasted = self._policies * depth - len(which) + len(which) // 4
-        if wasted > self._spare_rows * (max(1, int(np.count_nonzero(counts)) - 1) - cost):
-            return None
-        order = np.argsort(which, kind="stable")
-        ahead = np.arange(len(counts)) * depth - (np.cumsum(counts) - counts)
-        places = np.empty(len(which), np.int64)
-        places[order] = np.arange(len(which)) + np.repeat(ahead, counts)
-        return PolicyBatches(which, places, depth)
-
-
 class WeightStacks:
     """The weights of P policies of one architecture: an array [P, ...] for each name, which `put` writes into.
 
@@ -407,8 +248,8 @@ class WeightStacks:
         return {name: np.asarray(weights[name], np.float32) for name in self.shapes}
 
 
-BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int, int]
-"""Graph, policy (None: all of them stacked), whether every choice is allowed, number of rows, depth of lanes."""
+BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int]
+"""Graph, policy (None: all of them stacked), whether every choice is allowed, number of rows."""
 
 # About 115 wasted rows of a 2x64 network, or 43 of 2x128, cost as much as another run, 12 us. A row costs its number of
 # weights and a constant.
@@ -439,7 +280,6 @@ class OnnxBackend(ActingBackend):
         self._graphs = graphs
         self._stacks = WeightStacks(weights)
         self._spare_rows = _RUN_WORK // (_ROW_WORK + self._stacks.numbers_each) if graphs.stacks else 0
-        self._plan = PolicyBatchLayout(self._stacks.policies, self._spare_rows)
         self._sessions: dict[tuple[GraphKind, bool, bool], ort.InferenceSession] = {}
         self._numbers_a_row = head.mask_width + head.noise_width + state_size
         self._runners: dict[tuple[GraphKind, int | None, bool], GraphSession] = {}
@@ -479,24 +319,26 @@ class OnnxBackend(ActingBackend):
         rows = len(which)
         if rows < 2 or self._stacks.policies == 1:
             return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, state)
-        lanes = self._plan.lanes_of(which)
-        if lanes is None:
+        others, spare = (self._stacks.policies - 1) * rows, self._spare_rows
+        # Every policy computes all rows where that costs less than one run for each policy that has rows; most may have
+        # none: past versions of one that learns, or removed ones.
+        if others > spare and (rows > spare or others > spare * (len(set(which.tolist())) + 1)):
             return self._decide_each(partial(self._answer, kind), which, (obs, mask, noise, state))
-        return self._answer(kind, None, obs, mask, noise, state, lanes)
+        return self._answer(kind, None, obs, mask, noise, state, which)
 
     def _evaluated(
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None
     ) -> ForwardOutputs:
         if len(obs) == 0:
             return ForwardOutputs(np.empty((0, self.head.inputs), np.float32), np.empty(0, np.float32))
-        runner = self._runner("evaluate", policy, mask is not None)
-        return ForwardOutputs(*runner.run_rows(obs=obs, actions=actions, mask=mask, state=state))
+        columns = {"obs": obs, "actions": actions, "mask": mask, "state": state}
+        found = self._runner("evaluate", policy, mask is not None).run(columns)
+        return ForwardOutputs(found["dist_inputs"], found["logp"])
 
     def _valued(self, policy: int, obs: Rows, state: Floats | None) -> Floats:
         if len(obs) == 0:
             return np.empty(0, np.float32)
-        values: Floats = self._runner("values", policy, False).run_rows(obs=obs, state=state)[0]
-        return values
+        return self._runner("values", policy, False).run({"obs": obs, "state": state})["values"]
 
     def add_policy(self, weights: Weights | None = None) -> int:
         """Add a policy and return its index; without weights it copies policy 0."""
@@ -504,7 +346,6 @@ class OnnxBackend(ActingBackend):
         # They hold views of arrays that have been replaced.
         self._runners.clear()
         self._bound.clear()
-        self._plan = PolicyBatchLayout(self.policies, self._spare_rows)
         return self.policies - 1
 
     def set_weights(self, policy: int, weights: Weights) -> None:
@@ -532,23 +373,36 @@ class OnnxBackend(ActingBackend):
         mask: Flags | None,
         noise: Floats | None,
         state: Floats | None,
-        lanes: PolicyBatches | None = None,
+        which: npt.NDArray[np.int64] | None = None,
     ) -> Decision:
-        """Run one policy on rows, or all of them in lanes if `policy` is None."""
+        """Run one policy on rows, or all of them if `policy` is None."""
         rows = len(obs)
-        key = (kind, policy, mask is None, rows, 0 if lanes is None else lanes.depth)
+        columns: dict[str, npt.NDArray[Any] | None] = {
+            "obs": obs,
+            "mask": mask,
+            "noise": noise,
+            "state": state,
+        }
+        if which is not None:
+            columns |= {"which": which, "pick": which * rows + np.arange(rows)}
+        key = (kind, policy, mask is None, rows)
         bound = self._bound.get(key)
         if bound is None:
             if rows == 0:
                 return self._empty(0)
             if rows > 1 and not self._worth_binding(obs.size + rows * self._numbers_a_row):
-                runner = self._runner(kind, policy, mask is not None)
-                return runner.answer(obs, mask, noise, lanes, state)
-            bound = BoundSession(self._runner(kind, policy, mask is not None), rows, key[-1])
+                found = self._runner(kind, policy, mask is not None).run(columns)
+                return Decision(
+                    found["action"],
+                    found.get("dist_inputs"),
+                    found.get("state_after"),
+                    _finite_check(found)(),
+                )
+            bound = BoundSession(self._runner(kind, policy, mask is not None), rows)
             self._bound[key] = bound
             if len(self._bound) > _BOUND_RUNNERS:
                 del self._bound[next(iter(self._bound))]
-        return bound(obs, mask, noise, lanes, state)
+        return bound(columns)
 
     def _worth_binding(self, numbers: int) -> bool:
         self._newcomers += 1
@@ -570,7 +424,7 @@ class OnnxBackend(ActingBackend):
                 weights[given.name] = (
                     stack.reshape(len(stack), *given.shape[1:]) if policy is None else stack[policy]
                 )
-        runner = GraphSession.of(session, weights, self.policies if policy is None else 0)
+        runner = GraphSession.of(session, weights)
         self._runners[key] = runner
         return runner
 

@@ -123,16 +123,6 @@ def test_it_acts_with_the_weights_of_each_policy_and_masks_choices(head: ActionH
             assert mask[np.arange(40), acting.decide(obs, mask, None, policy).actions].all()
 
 
-def test_new_weights_of_one_policy_change_its_answers_only() -> None:
-    spec = spec_of()
-    acting = TorchBackend(spec.torch_network, CHOICE, [spec.first_weights(0), spec.first_weights(0)])
-    obs = np.random.default_rng(0).standard_normal((9, 4), np.float32)
-    before = acting.values(1, obs)
-    acting.set_weights(0, spec.first_weights(5))
-    np.testing.assert_array_equal(acting.values(1, obs), before)
-    assert not np.array_equal(acting.values(0, obs), before)
-
-
 def test_a_gradient_step_is_that_of_torchs_own_adam_on_the_module() -> None:
     spec = spec_of(Eye, space=gym.spaces.Box(0, 255, (12, 12, 1), np.uint8))
     adam = FlatAdam(spec.first_weights(3), 1e-2)

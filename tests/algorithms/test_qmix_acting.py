@@ -6,10 +6,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import onnx
 import pytest
 
-from menv.algorithms.qmix.graphs import GroupGraphs
 from menv.algorithms.qmix.network import GroupSpec, group_layout
 from menv.algorithms.torch_backend import TorchBackend, check_against
 from menv.errors import ConfigError
@@ -69,14 +67,6 @@ def test_a_member_never_does_what_it_may_not(kind: str, draw: float, epsilon: fl
     noise = np.full((200, 2 * MEMBERS), draw, np.float32)
     for actions in (acting.decide(obs, mask, noise).actions, acting.decide(obs, mask, None).actions):
         assert np.take_along_axis(mask.reshape(200, MEMBERS, 5), actions[..., None], 2).all()
-
-
-@KINDS
-def test_exploring_counts_the_legal_choices_of_each_member(kind: str) -> None:
-    acting = constant_q([0.0, 3.0, 1.0, 2.0], 1.0, kind)
-    mask = np.tile([False, True, False, True, True, False, False, False], (4, 1))
-    noise = np.array([[0.0, at, 0.0, at] for at in (0.0, 0.49, 0.5, LARGEST)], np.float32)
-    assert acting.decide(rows(4), mask, noise).actions.tolist() == [[1, 0], [1, 0], [3, 0], [3, 0]]
 
 
 @KINDS
@@ -166,28 +156,6 @@ def test_many_groups_in_one_batch_answer_as_each_alone(kind: str, count: int) ->
         np.testing.assert_array_equal(best[mine], acting.decide(obs, mask, None, policy).actions[mine])
 
 
-@KINDS
-def test_no_rows_are_answered_with_no_actions(kind: str) -> None:
-    spec = spec_of()
-    acting = acting_of(spec, kind, lively_weights(spec))
-    obs, mask, noise = random_rows(spec, 0)
-    for actions in (acting.decide(obs, mask, noise).actions, acting.decide(obs, None, None).actions):
-        assert actions.shape == (0, MEMBERS)
-        assert actions.dtype == np.int64
-    assert acting.evaluate(0, obs, mask, actions).logp.shape == acting.values(0, obs).shape == (0,)
-
-
-@pytest.mark.parametrize("kind", ["act", "greedy", "evaluate", "values"])
-def test_the_mixing_network_is_in_no_graph(kind: Any) -> None:
-    spec = spec_of()
-    weights = lively_weights(spec)
-    assert any(name.startswith("mixer.") for name in weights)
-    model = onnx.load_from_string(GroupGraphs(spec, weights).build(kind))
-    held = {given.name for given in (*model.graph.input, *model.graph.initializer)}
-    assert {"shared.0.weight", "policy.0.weight"} & held
-    assert not [name for name in held if name.startswith("mixer.")]
-
-
 _DRAWN_BIASES = ("mixer.hidden_weight.bias", "mixer.out_weight.bias")
 
 
@@ -236,10 +204,6 @@ def test_all_entries_but_the_state_are_seen_and_a_state_may_have_parts() -> None
     layout = group_layout(both(member), both(TWO))
     assert layout.members == ((0, 1, 6, 7), (8, 9, 14, 15))
     assert layout.state == (2, 3, 4, 5)
-
-
-def test_actions_may_begin_at_different_numbers() -> None:
-    assert group_layout(both(BOX), both(TWO, gym.spaces.Discrete(2, start=5))).choices == 2
 
 
 @pytest.mark.parametrize(

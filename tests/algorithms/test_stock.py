@@ -89,14 +89,6 @@ def test_features_of_a_q_network_bend_at_many_places_and_not_at_the_observation_
     assert not np.array_equal(weights[first], spec.first_weights(2)[first])
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
-    spec = StockSpec(4, HEAD)
-    one, same, other = (spec.first_weights(seed) for seed in (5, 5, 6))
-    for name in one:
-        np.testing.assert_array_equal(one[name], same[name])
-    assert not np.array_equal(one["policy.0.weight"], other["policy.0.weight"])
-
-
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "linear"])
 def test_a_graph_with_defaults_runs_alone_and_yields_to_weights_that_are_fed(activation: Activation) -> None:
     spec = StockSpec(4, HEAD, (8,), activation)

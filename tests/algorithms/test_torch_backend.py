@@ -98,18 +98,6 @@ def test_rows_of_several_policies_are_answered_by_their_own(head: ActionHead, ro
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_check_passes_for_equal_backends_and_first_weights(head: ActionHead, masked: bool) -> None:
-    spec = spec_of(6, head)
-    onnx, torch = both_backends(spec, policies=2)
-    check_against(onnx, torch, np.random.default_rng(0), masked)
-    for backend in (onnx, torch):
-        backend.set_weights(0, spec.first_weights(0))
-    check_against(onnx, torch, np.random.default_rng(1), masked)
-
-
 @pytest.mark.parametrize(
     ("name", "what"),
     [

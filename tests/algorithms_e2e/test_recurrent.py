@@ -96,16 +96,6 @@ def test_a_cue_is_remembered_by_those_that_have_a_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
-def test_a_memory_learns_to_count(cell: str) -> None:
-    model = {**MODEL, cell: True, "max_seq_len": 8}
-    with PPO(env=parity, config={**CONFIG, "model": model}) as algorithm:
-        for _ in range(20):
-            result = algorithm.train()
-    assert result["episode_reward_mean"] > 0.9
-
-
-@pytest.mark.slow
 def test_q_values_of_a_memory_learn_to_count() -> None:
     config = {
         "num_envs_per_worker": 8, "seed": 0, "lr": 5e-3, "gamma": 0.0, "n_step": 1, "train_batch_size": 128,
@@ -288,34 +278,6 @@ def test_trajectories_of_policies_with_a_memory_may_be_looked_at_but_not_learned
         algorithm.train()
     with pytest.raises(ConfigError, match="a custom loss or modules on a recurrent network"):
         PPO(env=TwoStepGame, config=config(OwnLoss))
-
-
-def test_the_same_seed_gives_the_same_memory() -> None:
-    def weights() -> Any:
-        with PPO(env=recall, config={**CONFIG, "model": {**MODEL, "use_gru": True}}) as algorithm:
-            algorithm.train()
-            algorithm.train()
-            return algorithm.get_weights()["default_policy"]
-
-    one, other = weights(), weights()
-    assert all((one[name] == other[name]).all() for name in one)
-
-
-def test_a_vectorised_environment_is_played_with_a_memory_too() -> None:
-    env = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
-    config = {
-        **CONFIG,
-        "num_envs_per_worker": 4,
-        "train_batch_size": 256,
-        "model": {**MODEL, "use_lstm": True},
-    }
-    with PPO(env=lambda context: env, config=config) as algorithm:
-        batch = algorithm.sample()["default_policy"]
-        first = batch["t"] == 0
-        assert first.any()
-        assert not batch["state_in_0"][first].any()
-        assert batch["state_in_0"][~first].any(1).all()
-        algorithm.train()
 
 
 @pytest.mark.parametrize(("model", "words"), [

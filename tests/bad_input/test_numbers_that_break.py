@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from menv import Policy, PolicySpec
-from menv.algorithms import DQN, PPO, QMIX
-from menv.connectors import ActionConnector
-from menv.envs import TwoStepGame
+from menv.algorithms import DQN, PPO
 from menv.envs.independent_copies import make_multi_agent
 from menv.errors import ConfigError, ContractError
 from menv.inference.backend import all_finite
@@ -86,27 +84,6 @@ def test_no_action_of_a_network_that_overflows_reaches_the_environment(
             policy.compute_actions([obs, obs])
 
 
-@pytest.mark.parametrize("inference", ["onnx", "torch"])
-def test_a_choice_by_worth_that_is_none_is_refused(inference: str) -> None:
-    config = {"env_config": {"actions": "one of three"}, "inference": inference, "train_batch_size": 32}
-    with DQN(env=Plain, config=config) as algorithm:
-        algorithm.train()
-        blow_up(algorithm.get_policy())
-        with pytest.raises(ContractError, match=r"^policy 'default_policy': .*finite"):
-            algorithm.sample()
-
-
-def test_a_group_that_chooses_by_worth_that_is_none_is_refused() -> None:
-    with QMIX(
-        env=lambda context: TwoStepGame(context).with_agent_groups({"team": ["agent_1", "agent_2"]}),
-        config={"seed": 1},
-    ) as algorithm:
-        algorithm.sample()
-        blow_up(algorithm.get_policy())
-        with pytest.raises(ContractError, match=r"^policy 'default_policy': .*finite"):
-            algorithm.sample()
-
-
 class Stray(Policy):
     """Answers something that is no number."""
 
@@ -128,27 +105,6 @@ def test_actions_of_a_policy_of_ones_own_that_are_no_numbers_are_refused() -> No
     ):
         algorithm.sample()
     assert not Plain.taken
-
-
-class Strays(ActionConnector):
-    """Makes something of actions that is no number."""
-
-    def transform(self, ac_data: Any) -> Any:
-        ac_data.output = (np.full(2, np.inf, np.float32), *ac_data.output[1:])
-        return ac_data
-
-
-def test_actions_of_which_a_connector_makes_no_numbers_are_refused() -> None:
-    with PPO(env=Plain, config={**SMALL, "env_config": {"actions": "box"}}) as algorithm:
-        policy: Any = algorithm.get_policy()
-        connectors = policy.action_connectors
-        connectors.append(Strays(connectors.ctx))
-        Plain.taken.clear()
-        with pytest.raises(
-            ContractError, match=r"^action connectors Strays: 'the action' holds inf, expected"
-        ):
-            algorithm.sample()
-        assert not Plain.taken
 
 
 def test_of_policies_that_act_in_one_call_the_broken_one_is_named() -> None:

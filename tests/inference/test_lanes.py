@@ -10,7 +10,7 @@ import pytest
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
-from menv.inference.onnx_backend import OnnxBackend, PolicyBatchLayout, WeightStacks
+from menv.inference.onnx_backend import OnnxBackend, WeightStacks
 from tests.inference.lively import lively_weights
 from tests.inference.test_onnx_backend import backend, check_each_alone, random_rows
 
@@ -35,19 +35,6 @@ def test_rows_of_any_number_of_policies_are_answered_alike_wherever_they_lie(
     # Each comes once, then again and again, then they take turns.
     for which in (*shares, *[one for one in shares for _ in range(3)], *shares):
         check_each_alone(acting, random_rows(spec, rows, int(rng.integers(1000))), which)
-
-
-@pytest.mark.parametrize("rows", [4, 16, 40, 100])
-@pytest.mark.parametrize("asked", [1, 2, 5])
-def test_policies_that_are_not_asked_are_not_computed(rows: int, asked: int) -> None:
-    policies, spare_rows = 500, 100
-    plan = PolicyBatchLayout(policies, spare_rows)
-    which = np.random.default_rng(rows).integers(policies - asked, policies, rows)
-    for _ in range(5):
-        lanes = plan.lanes_of(which)
-        computed = rows if lanes is None else policies * (lanes.depth or rows)
-        # Two runs are what it costs to sort rows.
-        assert computed <= rows + spare_rows * (asked + 1)
 
 
 def test_rows_in_lanes_are_answered_with_new_weights_and_beside_a_new_policy() -> None:

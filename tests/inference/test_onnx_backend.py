@@ -211,19 +211,6 @@ def check_each_alone(acting: OnnxBackend, given: Rows, which: npt.NDArray[np.int
             np.testing.assert_array_equal(found.dist_inputs[mine], alone.dist_inputs[mine])
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_no_rows_are_answered_with_no_actions(head: ActionHead) -> None:
-    spec = spec_of(4, head)
-    acting = backend(spec, policies=2)
-    obs, mask, noise = random_rows(spec, 0)
-    for which in (None, 1, np.empty(0, np.int64)):
-        actions = acting.decide(obs, mask, noise, which).actions
-        assert actions.shape == (0, *head.action_shape)
-        assert actions.dtype == head.action_dtype
-    assert acting.values(0, obs).shape == (0,)
-    assert acting.evaluate(0, obs, mask, actions).dist_inputs.shape == (0, head.inputs)
-
-
 def test_new_weights_change_the_next_answer_of_that_policy_only() -> None:
     spec = StockSpec(4, ActionHead("gaussian", (2,)))
     acting = backend(spec, policies=2)
@@ -237,20 +224,6 @@ def test_new_weights_change_the_next_answer_of_that_policy_only() -> None:
     np.testing.assert_array_equal(
         acting.decide(obs, None, None, np.arange(8) % 2).actions[1::2], before[1][1::2]
     )
-
-
-@every_backend
-def test_weights_are_copied_in_and_out(make: Any) -> None:
-    spec = StockSpec(4, ActionHead("categorical", (2,)))
-    acting = make(spec)
-    mine = lively_weights(spec, 3)
-    acting.set_weights(0, mine)
-    kept = {name: value.copy() for name, value in mine.items()}
-    for value in (*mine.values(), *acting.get_weights(0).values()):
-        value[:] = 0.0
-    for name, value in acting.get_weights(0).items():
-        np.testing.assert_array_equal(value, kept[name])
-    assert sorted(kept) == list(acting.weight_names)
 
 
 @every_backend

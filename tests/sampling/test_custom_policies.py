@@ -16,7 +16,6 @@ from menv.base_env import ALL
 from menv.errors import ContractError, MenvError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.policy import Policy
-from menv.sample_batch import SampleBatch
 from tests.bad_input.broken_envs import checked
 
 AGENTS = ["day", "night", "guest"]
@@ -162,36 +161,6 @@ def test_infos_episodes_and_counts_are_those_of_the_row() -> None:
     steps = [page["timestep"] for page in policy.pages]
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (0, sum(batch.env_steps() for batch in batches) - 2)
-
-
-def test_rows_say_of_actions_and_rewards_what_the_policy_was_shown() -> None:
-    policy, batches = played(8)
-    shown = {tuple(page["obs"]): page for page in policy.pages}
-    rows = [batch["own"] for batch in batches]
-    for own in rows:
-        for row in range(own.count):
-            page = shown[tuple(own["obs"][row].tolist())]
-            assert own["actions"][row] == page["action"]
-            if page["count"]:
-                assert own[SampleBatch.PREV_ACTIONS][row] == page["prev_action"]
-                assert own[SampleBatch.PREV_REWARDS][row] == page["prev_reward"]
-    assert sum(own.count for own in rows) > 100
-
-
-def test_returns_are_told_for_each_agent_also_where_all_share_a_policy() -> None:
-    config = {"rollout_fragment_length": LENGTH, "train_batch_size": 10 * LENGTH, "seed": 3,
-              "multiagent": {"policies": {"own": Diary}}}  # fmt: skip
-    with PPO(env=Shifts, config=config) as algo:
-        result = algo.train()
-    means = result["agent_reward_mean"]
-    steps = sum(range(LENGTH))
-    assert means.keys() == set(AGENTS)
-    assert (means["day"], means["night"]) == (LENGTH + steps, 100 * LENGTH + steps)
-    # The guest's several lives in an episode add up, and so does what it is paid between them.
-    assert result["unclaimed_rewards"] > 0
-    assert sum(means.values()) == LENGTH * 1101 + 3 * steps == result["episode_reward_mean"]
-    assert result["policy_reward_mean"] == {"own": pytest.approx(sum(means.values()) / 3)}
-    assert result["agent_reward_max"] == result["agent_reward_min"] == means
 
 
 class Boxes(Diary):

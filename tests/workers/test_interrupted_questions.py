@@ -14,7 +14,7 @@ import pytest
 from menv import Policy, PolicySpec
 from menv.algorithms.remote_rollouts import RemoteRollouts
 from menv.algorithms.worker_group import WorkerGroup
-from menv.connectors import EnvSamplingAgentConnector
+from menv.connectors import FlattenDataAgentConnector
 from menv.errors import EnvFaultWarning
 from menv.workers.pipe_channel import UnsendableError
 from tests.interrupting import raised_at
@@ -36,7 +36,7 @@ class Bound(Policy):
         return [0] * len(obs_batch), [], {}
 
 
-class Holding(EnvSamplingAgentConnector):
+class Holding(FlattenDataAgentConnector):
     """Cannot go to another process either."""
 
     def __init__(self, ctx: Any) -> None:

@@ -30,7 +30,7 @@ from menv import (
 from menv.algorithms import DQN, PPO, compute_advantages
 from menv.algorithms.sequences import state_before
 from menv.connectors import (
-    EnvSamplingAgentConnector,
+    FlattenDataAgentConnector,
 )
 from menv.connectors.connector import register_lambda_agent_connector
 from menv.errors import CallOrderError, ConfigError, ContractError
@@ -169,7 +169,7 @@ def test_stacked_frames_of_running_episodes_outlive_an_edit_of_their_pipeline_in
         with running(num_workers, **stack) as algo:
             algo.train()
             connectors = algo.get_policy().agent_connectors
-            connectors.insert_before("FrameStackAgentConnector", EnvSamplingAgentConnector(connectors.ctx))
+            connectors.insert_before("FrameStackAgentConnector", FlattenDataAgentConnector(connectors.ctx))
             digests.append([algo.train()["digest"] for _ in range(2)])
     assert digests[0] == digests[1]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from menv.algorithms.networks.network_spec import UNKNOWN, NetworkSpec
 from menv.algorithms.networks.stock_spec import EPSILON, UnitWeights
-from menv.connectors.obs_preprocessor import MASK_KEY, Leaf, ObsPreprocessor
+from menv.connectors.obs_preprocessor import MASK_KEY, ObsPreprocessor
 from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.action_heads import ActionHead
 from menv.spaces import Keys, built
@@ -95,15 +95,12 @@ class ObsStructure:
 
         def part(keys: Keys, _: gym.Space[Any]) -> Any:
             leaf = self._leaves[keys]
-            return rows[:, leaf.start : leaf.start + leaf.width].reshape(-1, *_shape(leaf))
+            shape = (
+                leaf.space.shape if isinstance(leaf.space, gym.spaces.Box | gym.spaces.MultiBinary) else None
+            )
+            return rows[:, leaf.start : leaf.start + leaf.width].reshape(-1, *(shape or (leaf.width,)))
 
         return built(self.space, part)
-
-
-def _shape(leaf: Leaf) -> tuple[int, ...]:
-    if isinstance(leaf.space, gym.spaces.Box | gym.spaces.MultiBinary):
-        return tuple(leaf.space.shape)
-    return (leaf.width,)
 
 
 def _without(space: gym.Space[Any], masks: set[tuple[Any, ...]], keys: tuple[Any, ...]) -> gym.Space[Any]:

@@ -447,29 +447,16 @@ def orthogonal(rng: np.random.Generator, inputs: int, outputs: int) -> npt.NDArr
 
 
 CellKind: TypeAlias = Literal["lstm", "gru"]
-
 INPUT, STATE = "{}.cell.input", "{}.cell.state"
-
 """Names of the affine layers of a trunk's cell, for its input and its state; their outputs are the gates in order."""
-
 _FORGET_BIAS = 1.0
-
 Activation: TypeAlias = Literal["tanh", "relu", "silu", "elu", "linear"]
-
 Role: TypeAlias = Literal["policy", "value"]
-
 ROLES: tuple[Role, ...] = ("policy", "value")
-
 LOG_STD = "policy.log_std"
-
 VALUE_OUT = "value.out"
-
 EPSILON = "epsilon"
-
 """The probability of random actions of a Q-network: published with its weights, never learned."""
-
 _HIDDEN_GAIN = math.sqrt(2.0)
-
 _POLICY_GAIN = 0.01
-
 _VALUE_GAIN = 1.0
