@@ -350,11 +350,6 @@ class PolicyConnectors:
     agent: AgentConnectorPipeline
     action: ActionConnectorPipeline
 
-    @classmethod
-    def plain(cls, ctx: ConnectorContext) -> Self:
-        """Return the pipelines of a policy with default settings."""
-        return cls(agent_pipeline(ctx), action_pipeline(ctx, normalize=True, clip=False))
-
     def rows_of(self, space: gym.Space[Any]) -> tuple[int, np.dtype[Any]]:
         """Return width F and dtype (float32, or uint8 for images of bytes) of the network's input rows."""
         behind, width = self.agent.space(space, 0)

@@ -258,10 +258,8 @@ _ROW_WORK = 10_000
 
 # Batches of at most so many numbers use bound buffers; at about three times as many the copy costs what binding saves.
 _BOUND_NUMBERS = 16_384
-# Buffers are kept for so many row counts. Binding a new one costs 17 us; at the limit only one newcomer in eight
-# replaces the oldest, so row counts that never repeat cost hardly more than unbound runs.
+# Buffers are kept for so many row counts. Binding a new one costs 17 us.
 _BOUND_RUNNERS = 256
-_NEWCOMERS = 8
 
 
 class OnnxBackend(ActingBackend):
@@ -284,7 +282,6 @@ class OnnxBackend(ActingBackend):
         self._numbers_a_row = head.mask_width + head.noise_width + state_size
         self._runners: dict[tuple[GraphKind, int | None, bool], GraphSession] = {}
         self._bound: dict[BoundKey, BoundSession] = {}
-        self._newcomers = 0
 
     def __reduce__(self) -> Any:
         weights = [self.get_weights(policy) for policy in range(self.policies)]
@@ -390,7 +387,7 @@ class OnnxBackend(ActingBackend):
         if bound is None:
             if rows == 0:
                 return self._empty(0)
-            if rows > 1 and not self._worth_binding(obs.size + rows * self._numbers_a_row):
+            if rows > 1 and obs.size + rows * self._numbers_a_row > _BOUND_NUMBERS:
                 found = self._runner(kind, policy, mask is not None).run(columns)
                 return Decision(
                     found["action"],
@@ -399,15 +396,10 @@ class OnnxBackend(ActingBackend):
                     _finite_check(found)(),
                 )
             bound = BoundSession(self._runner(kind, policy, mask is not None), rows)
+            if len(self._bound) == _BOUND_RUNNERS:
+                self._bound.clear()
             self._bound[key] = bound
-            if len(self._bound) > _BOUND_RUNNERS:
-                del self._bound[next(iter(self._bound))]
         return bound(columns)
-
-    def _worth_binding(self, numbers: int) -> bool:
-        self._newcomers += 1
-        full = len(self._bound) >= _BOUND_RUNNERS
-        return numbers <= _BOUND_NUMBERS and (not full or self._newcomers % _NEWCOMERS == 0)
 
     def _runner(self, kind: GraphKind, policy: int | None, masked: bool) -> GraphSession:
         """Return the runner of one policy, or of all of them stacked if `policy` is None."""

@@ -67,27 +67,6 @@ class AgentHistory:
     states: list[Any] = field(default_factory=list)
 
 
-def _output_columns(output: CustomOutput, policy_id: str) -> dict[str, Column]:
-    """Return the states and fetches as columns of a batch, [R, ...] each."""
-    actions, before, after, fetches = output
-    columns = {f"state_in_{number}": part for number, part in enumerate(before)}
-    columns |= {f"state_out_{number}": part for number, part in enumerate(after)}
-    for name, values in fetches.items():
-        try:
-            column = np.asarray(values)
-        except ValueError:
-            column = np.zeros(())
-        taken = name in _OF_EVERY_BATCH or str(name).startswith((INTERNAL, "state_in_", "state_out_"))
-        if taken or column.shape[:1] != (len(actions),):
-            raise ContractError(
-                f"policy {policy_id!r}: fetch {name!r} of compute_actions has shape {column.shape}, expected a "
-                f"first axis of {len(actions)}, one value for each observation, and a name that no column of "
-                "every batch has; return such an array, or leave it out"
-            )
-        columns[str(name)] = column.astype(object) if column.dtype.kind in "SUMm" else column
-    return columns
-
-
 def acts_in_compute_actions(policy: Policy) -> bool:
     """Return whether a policy's class overrides `compute_actions` rather than `answer`."""
     for kind in type(policy).__mro__:
@@ -444,14 +423,28 @@ class CustomPolicyStrategy(ActingStrategy):
 def _keep(
     output: CustomOutput, buffer: RolloutBuffer, block: PendingRows, places: Column, policy_id: str
 ) -> None:
-    """Store the states and fetches of `compute_actions` in columns."""
-    rows = block.rows
-    rows = np.arange(rows.start, rows.stop)[places] if isinstance(rows, slice) else rows[places]
-    for name, values in _output_columns(output, policy_id).items():
-        have = buffer.columns_at(slice(0, 0), [name]).get(name, values)
-        if have.shape[1:] != values.shape[1:]:
+    """Store the states and fetches of `compute_actions` in columns of the batch, [R, ...] each."""
+    actions, before, after, fetches = output
+    columns = {f"state_in_{number}": part for number, part in enumerate(before)}
+    columns |= {f"state_out_{number}": part for number, part in enumerate(after)}
+    for name, values in fetches.items():
+        try:
+            column = np.asarray(values)
+        except ValueError:
+            column = np.zeros(())
+        taken = name in _OF_EVERY_BATCH or str(name).startswith((INTERNAL, "state_in_", "state_out_"))
+        if taken or column.shape[:1] != (len(actions),):
             raise ContractError(
-                f"policy {policy_id!r}: {name!r} of compute_actions has rows of shape {values.shape[1:]}, expected "
+                f"policy {policy_id!r}: fetch {name!r} of compute_actions has shape {column.shape}, expected one value "
+                f"for each of {len(actions)} observations, and a name that no column of every batch has"
+            )
+        columns[str(name)] = column.astype(object) if column.dtype.kind in "SUMm" else column
+    rows = np.arange(block.rows.start, block.rows.stop) if isinstance(block.rows, slice) else block.rows
+    for name, own in columns.items():
+        have = buffer.columns_at(slice(0, 0), [name]).get(name, own)
+        if have.shape[1:] != own.shape[1:]:
+            raise ContractError(
+                f"policy {policy_id!r}: {name!r} of compute_actions has rows of shape {own.shape[1:]}, expected "
                 f"{have.shape[1:]} as before; return states and fetches of the same shapes in every call"
             )
-        buffer.mark(name, rows, values)
+        buffer.mark(name, rows[places], own)

@@ -32,7 +32,7 @@ from menv.connectors import (
     register_lambda_agent_connector,
 )
 from menv.connectors.connector import AgentRows
-from menv.connectors.pipeline import PolicyConnectors
+from menv.connectors.pipeline import PolicyConnectors, agent_pipeline
 from menv.errors import ConfigError, ContractError, UnknownNameError
 from menv.sample_batch import SampleBatch
 
@@ -146,7 +146,7 @@ def test_a_connector_that_cannot_be_copied_for_evaluation_is_named() -> None:
         def __deepcopy__(self, memo: Any) -> Any:
             raise KeyError("gone")
 
-    own = PolicyConnectors.plain(CTX)
+    own = PolicyConnectors(agent_pipeline(CTX), ActionConnectorPipeline(CTX))
     assert not own.for_evaluation().agent.is_training
     own.agent.append(Locks())
     with pytest.raises(ContractError, match=r"^Locks: cannot be copied \(TypeError: .*; define __deepcopy__"):
