@@ -285,7 +285,6 @@ def _connectors(
     )
     agent = agent_pipeline(
         ctx,
-        clip_rewards=config.clip_rewards,
         observation_filter=config.observation_filter,
         more=config.agent_connectors,
     )

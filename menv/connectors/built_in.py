@@ -122,9 +122,6 @@ class ClipRewardAgentConnector(AgentConnector):
         sign: Takes the signs.
         limit: Clips to plus and minus it. One of the two may be given.
 
-    Attributes:
-        later: Whether rewards are clipped by the learner, and not here.
-
     Raises:
         ConfigError: Both are given, or the limit is negative.
     """
@@ -142,19 +139,18 @@ class ClipRewardAgentConnector(AgentConnector):
             )
         self.sign = sign
         self.limit = limit
-        self.later = False
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        """Return the agent with its reward clipped; unchanged if `later`."""
+        """Return the agent with its reward clipped."""
         columns = columns_of(self, ac_data)
-        if self.later or columns.get(SampleBatch.REWARDS) is None:
+        if columns.get(SampleBatch.REWARDS) is None:
             return ac_data
         rewards = self._clipped(np.asarray(columns[SampleBatch.REWARDS], np.float64))
         data = {**columns, SampleBatch.REWARDS: rewards[()]}
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
-        if rows.rewards is not None and not self.later:
+        if rows.rewards is not None:
             rows.rewards = self._clipped(rows.rewards)
 
     def _clipped(self, rewards: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -163,15 +159,11 @@ class ClipRewardAgentConnector(AgentConnector):
         return clip_reward(rewards, True if self.limit is None else float(self.limit))
 
     def to_state(self) -> tuple[str, Any]:
-        return "ClipRewardAgentConnector", {"sign": self.sign, "limit": self.limit, "later": self.later}
+        return "ClipRewardAgentConnector", {"sign": self.sign, "limit": self.limit}
 
     @classmethod
     def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
-        values = keywords(cls.__name__, params, ("sign", "limit", "later"))
-        later = bool(values.pop("later", False))
-        made = cls(ctx, **values)
-        made.later = later
-        return made
+        return cls(ctx, **keywords(cls.__name__, params, ("sign", "limit")))
 
 
 class FrameStackAgentConnector(AgentConnector):

@@ -19,7 +19,6 @@ import numpy as np
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.built_in import (
     ClipActionsConnector,
-    ClipRewardAgentConnector,
     ConvertToNumpyConnector,
     FrameStackAgentConnector,
     ImmutableActionsConnector,
@@ -265,19 +264,10 @@ class ActionPlan(NamedTuple):
 
 
 def agent_pipeline(
-    ctx: ConnectorContext,
-    *,
-    clip_rewards: bool | float = False,
-    observation_filter: str = "NoFilter",
-    more: Sequence[Any] = (),
+    ctx: ConnectorContext, *, observation_filter: str = "NoFilter", more: Sequence[Any] = ()
 ) -> AgentConnectorPipeline:
     """Return the default agent connectors; `more` are names or pairs (name, parameters) after the filter."""
     pipeline = AgentConnectorPipeline(ctx)
-    if clip_rewards:
-        limit = None if clip_rewards is True else float(clip_rewards)
-        clip = ClipRewardAgentConnector(ctx, sign=clip_rewards is True, limit=limit)
-        clip.later = True
-        pipeline.append(clip)
     pipeline.append(ObsPreprocessorConnector(ctx))
     pipeline.append(FlattenDataAgentConnector(ctx))
     chosen = FILTERS[observation_filter]
@@ -315,12 +305,7 @@ def is_plain(pipeline: AgentConnectorPipeline) -> bool:
 
 def batch_steps(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
     """Return the connectors that change whole batches during sampling, in order."""
-    return [
-        connector
-        for connector in pipeline.connectors
-        if type(connector) not in _NOTHING_TO_DO
-        and not (type(connector) is ClipRewardAgentConnector and connector.later)
-    ]
+    return [connector for connector in pipeline.connectors if type(connector) not in _NOTHING_TO_DO]
 
 
 def action_plan(pipeline: ActionConnectorPipeline) -> ActionPlan:

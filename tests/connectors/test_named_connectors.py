@@ -10,7 +10,6 @@ import pytest
 
 from menv.connectors import (
     ActionConnectorDataType,
-    AgentConnector,
     AgentConnectorDataType,
     AgentConnectorsOutput,
     ClipActionsConnector,
@@ -26,7 +25,6 @@ from menv.connectors import (
     ViewRequirementAgentConnector,
 )
 from menv.connectors.connector import AgentRows
-from menv.connectors.pipeline import agent_pipeline
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
@@ -51,22 +49,6 @@ def test_rewards_are_clipped_where_there_are_any() -> None:
     assert one(ClipRewardAgentConnector(limit=2.0), obs=1) == {"obs": 1}
     with pytest.raises(ConfigError, match="sign=True, limit=1"):
         ClipRewardAgentConnector(sign=True, limit=1)
-
-
-def test_rewards_that_learners_clip_are_shown_as_they_are_in_batches_and_one_by_one() -> None:
-    shown: list[float] = []
-
-    class Notes(AgentConnector):
-        def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-            shown.append(float(ac_data.data[SampleBatch.REWARDS]))
-            return ac_data
-
-    ctx = ConnectorContext(observation_space=gym.spaces.Discrete(2), action_space=gym.spaces.Discrete(2))
-    line = agent_pipeline(ctx, clip_rewards=2.0)
-    line.insert_before("StateBufferConnector", Notes(ctx))
-    line.over_rows(AgentRows([1], np.array([5.0]), slots=np.zeros(1, np.int64), seats=[(0, "a")]))
-    line([AgentConnectorDataType(0, "a", {SampleBatch.NEXT_OBS: 1, SampleBatch.REWARDS: 5.0})])
-    assert shown == [5.0, 5.0]
 
 
 def test_nested_observations_become_what_the_network_reads() -> None:
