@@ -19,7 +19,7 @@ from menv.spaces import own_copy
 
 OR_MANY_AGENTS = (
     ", or derive a class of several agents, whose steps return dicts by agent, from menv.MultiAgentEnv instead of "
-    "gymnasium.Env (menv.wrappers.MultiAgentGym wraps one with a Tuple, a list or a Dict of spaces)"
+    "gymnasium.Env (menv.wrappers.MultiAgentGym wraps one with Tuple spaces)"
 )
 """Ends messages about a `gymnasium.Env` that may be meant for several agents."""
 

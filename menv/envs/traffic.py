@@ -1,7 +1,7 @@
 """Cars and traffic lights on a small road network, all acting at once.
 
 It shows what `MultiAgentEnv` allows: agents of two kinds with different spaces, cars that leave early and cars that
-enter late. `Road` is the simulation, `MultiAgentTrafficEnv` the environment.
+enter late.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ MAX_SPEED = 3
 """Cells per step."""
 AMBER_STEPS = 3
 """Steps of amber: enough for a car at any speed to stop or to pass in time."""
+SIGHT = 16
+"""Cells that cars and lights see ahead; farther things are observed at this distance."""
+AGE_LIMIT = 32
+"""Steps up to which a light knows how long its colour has lasted."""
+QUEUE_LIMIT = 8
+"""Cars up to which a light counts."""
 MAIN, CROSS = 0, 1
 
 
@@ -34,6 +40,7 @@ class Lane:
 
     Attributes:
         direction: MAIN or CROSS.
+        length: In cells.
         crossings: `(position, light)` of each crossing, in driving order; cars stop before the position.
         cars: Cars on the lane, the first one in front.
     """
@@ -46,26 +53,17 @@ class Lane:
 
 @dataclass(slots=True, eq=False)
 class Car:
-    """A car on its lane; position in cells, speed in cells per step."""
+    """A car on its lane; position in cells, speed in cells per step, `moved` in the last step."""
 
     name: str
     lane: Lane
     position: int
     speed: int = 0
+    moved: int = 0
 
     def next_crossing(self) -> tuple[int, int] | None:
         """Return `(position, light)` of the crossing ahead, None behind the last one."""
         return next((one for one in self.lane.crossings if one[0] > self.position), None)
-
-    def car_ahead(self) -> Car | None:
-        """Return the next car on the same lane."""
-        place = self.lane.cars.index(self)
-        return self.lane.cars[place - 1] if place else None
-
-    @property
-    def arrived(self) -> bool:
-        """True once the car has left its lane at the far end."""
-        return self.position >= self.lane.length
 
 
 @dataclass(slots=True, eq=False)
@@ -76,206 +74,32 @@ class Light:
         green: The direction with green, or with amber while `amber` counts down.
         amber: Steps until the other direction gets green; 0 if it does not switch.
         age: Steps since `green` turned green.
+        entered: Cars that entered the crossing in the last step.
     """
 
     green: int = MAIN
     amber: int = 0
     age: int = 0
+    entered: int = 0
 
     def advance(self, wish: int) -> None:
         """Advance one step; a wish for the other direction starts amber."""
+        self.entered = 0
         self.age += 1
         if self.amber:
             self.amber -= 1
             if not self.amber:
-                self.green = 1 - self.green
-                self.age = 0
+                self.green, self.age = 1 - self.green, 0
         elif wish != self.green:
             self.amber = AMBER_STEPS
 
 
-@dataclass(slots=True)
-class RoadEvents:
-    """The events of one step.
-
-    Attributes:
-        progress: Cells by car name.
-        entered: How many cars entered the crossing of each light.
-        ran_red: Cars that entered a crossing although the light forbade it.
-        crashed: Cars that ran into the car ahead, or met cross traffic on a crossing.
-        arrived: Cars that left the road.
-    """
-
-    progress: dict[str, int]
-    entered: list[int]
-    ran_red: set[str]
-    crashed: set[str]
-    arrived: list[Car]
-
-
-class Road:
-    """The lanes, their cars and the lights: a main road that meets cross streets one after another.
-
-    Args:
-        num_lights: Crossings along the main road.
-        first_cars: How many cars there is room for before the first crossing of each lane: the main road, then each
-            cross street.
-    """
-
-    def __init__(self, num_lights: int, first_cars: list[int]) -> None:
-        approaches = [max(BLOCK, 2 * cars) for cars in first_cars]
-        along = [(approaches[0] + BLOCK * light, light) for light in range(num_lights)]
-        main = Lane(MAIN, approaches[0] + BLOCK * max(1, num_lights), along)
-        streets = [
-            Lane(CROSS, approach + BLOCK, [(approach, light)])
-            for light, approach in enumerate(approaches[1:])
-        ]
-        self.approaches = approaches
-        self.lanes = [main, *streets]
-        self.lights = [Light() for _ in range(num_lights)]
-
-    def clear(self) -> None:
-        """Remove all cars and set all lights to green for the main road."""
-        for lane in self.lanes:
-            lane.cars.clear()
-        self.lights = [Light() for _ in self.lights]
-
-    def enter(self, name: str, lane: Lane, position: int = 0) -> Car | None:
-        """Add a standing car behind the others on `lane`; None if there is no room."""
-        if lane.cars and lane.cars[-1].position <= position:
-            return None
-        car = Car(name, lane, position)
-        lane.cars.append(car)
-        return car
-
-    def advance(self, speed_changes: dict[str, int], wishes: dict[int, int]) -> RoadEvents:
-        """Advance one step: the lights first, then the cars of each lane from the front.
-
-        Args:
-            speed_changes: -1, 0 or 1 by car name; a missing car keeps its speed.
-            wishes: The direction that should get green, by light; a missing light does not switch.
-        """
-        for number, light in enumerate(self.lights):
-            light.advance(wishes.get(number, light.green))
-        seen = RoadEvents({}, [0] * len(self.lights), set(), set(), [])
-        inside: dict[tuple[int, int], list[Car]] = {}
-        for lane in self.lanes:
-            self._drive(lane, speed_changes, seen, inside)
-        for number in range(len(self.lights)):
-            along, across = inside.get((number, MAIN), []), inside.get((number, CROSS), [])
-            if along and across:
-                for car in along + across:
-                    car.speed = 0
-                    seen.crashed.add(car.name)
-        return seen
-
-    def _drive(
-        self,
-        lane: Lane,
-        speed_changes: dict[str, int],
-        seen: RoadEvents,
-        inside: dict[tuple[int, int], list[Car]],
-    ) -> None:
-        ahead: Car | None = None
-        for car in list(lane.cars):
-            start = car.position
-            car.speed = min(MAX_SPEED, max(0, car.speed + speed_changes.get(car.name, 0)))
-            car.position += car.speed
-            if ahead is not None and car.position >= ahead.position:
-                car.position, car.speed = ahead.position - 1, 0
-                seen.crashed.add(car.name)
-            seen.progress[car.name] = car.position - start
-            self._cross(car, start, seen, inside)
-            if car.arrived:
-                lane.cars.remove(car)
-                seen.arrived.append(car)
-            else:
-                ahead = car
-
-    def _cross(
-        self, car: Car, start: int, seen: RoadEvents, inside: dict[tuple[int, int], list[Car]]
-    ) -> None:
-        direction = car.lane.direction
-        for position, number in car.lane.crossings:
-            if start < position <= car.position:
-                seen.entered[number] += 1
-                if self.lights[number].green != direction:
-                    seen.ran_red.add(car.name)
-            if start < position <= car.position or car.position == position:
-                inside.setdefault((number, direction), []).append(car)
-
-
-_LOOKS = ".·>v=:|"
-_COLOURS = np.array(
-    [
-        (86, 125, 70),
-        (70, 70, 75),
-        (240, 200, 60),
-        (90, 180, 240),
-        (60, 210, 90),
-        (250, 150, 40),
-        (220, 60, 60),
-    ],
-    np.uint8,
-)
-_CELL_PIXELS = 8
-
-
-def _seen_from_above(road: Road) -> npt.NDArray[np.uint8]:
-    """Return the map as kinds of cells [rows, columns], numbered as in `_LOOKS`."""
-    main, *streets = road.lanes
-    middle = max(road.approaches[1:], default=0)
-    cells = np.zeros((middle + (BLOCK if streets else 1), main.length), np.uint8)
-    cells[middle] = 1
-    for lane, approach, (column, number) in zip(streets, road.approaches[1:], main.crossings, strict=True):
-        top = middle - approach
-        cells[top : top + lane.length, column] = 1
-        light = road.lights[number]
-        cells[middle - 1, column - 1] = 5 if light.amber else 4 if light.green == MAIN else 6
-        for car in lane.cars:
-            cells[top + car.position, column] = 3
-    for car in main.cars:
-        cells[middle, car.position] = 2
-    return cells
-
-
-def text_of(road: Road) -> str:
-    """Return the map as text.
-
-    `>` is a car on the main road, `v` one on a cross street; next to each crossing `=` means green for the main road,
-    `|` green for the cross street, `:` amber.
-    """
-    return "\n".join("".join(_LOOKS[kind] for kind in row) for row in _seen_from_above(road).tolist())
-
-
-def picture_of(road: Road) -> npt.NDArray[np.uint8]:
-    """Return the map as a uint8 picture [8 * rows, 8 * columns, 3].
-
-    Next to each crossing green means green for the main road, red for the cross street.
-    """
-    cells = _seen_from_above(road).repeat(_CELL_PIXELS, axis=0).repeat(_CELL_PIXELS, axis=1)
-    return _COLOURS[cells]
-
-
-SIGHT = 16
-"""Cells that cars and lights see ahead; farther things are observed at this distance."""
-AGE_LIMIT = 32
-"""Steps up to which a light knows how long its colour has lasted."""
-QUEUE_LIMIT = 8
-"""Cars up to which a light counts."""
-
-CAR_OBS = 8
-LIGHT_OBS = 9
-
-
-_RENDER_MODES = ("ansi", "rgb_array")
 _SETTINGS: dict[str, Any] = {
     "num_cars": 2,
     "num_traffic_lights": 1,
     "max_cars": None,
     "entry_rate": 0.1,
     "horizon": 100,
-    "render_mode": "ansi",
 }
 
 
@@ -297,7 +121,6 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         ("max_cars", settings["max_cars"] >= max(1, num_cars), f"at least 1 and num_cars ({num_cars})"),
         ("entry_rate", 0.0 <= settings["entry_rate"] <= 1.0, "a chance from 0 to 1"),
         ("horizon", settings["horizon"] >= 1, "1 or more"),
-        ("render_mode", settings["render_mode"] in _RENDER_MODES, " or ".join(_RENDER_MODES)),
     ):
         if not holds:
             raise ConfigError(
@@ -309,9 +132,9 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 class MultiAgentTrafficEnv(MultiAgentEnv):
     """Cars want to arrive, lights want the traffic to flow; all present agents act at every step.
 
-    - Agents: `"car_1"`, ... and `"traffic_light_1"`, .... Cars with odd numbers take the main road, the
-      others the cross streets in turn. A car that has arrived is terminated and gone. Cars beyond `num_cars`
-      enter while the episode runs, in order, up to `max_cars`.
+    - Agents: `"car_1"`, ... and `"traffic_light_1"`, .... A main road meets cross streets one after another, one per
+      light. Cars with odd numbers take the main road, the others the cross streets in turn. A car that has arrived is
+      terminated and gone. Cars beyond `num_cars` enter while the episode runs, in order, up to `max_cars`.
     - Action of a car: Discrete(3), brake, keep or accelerate by one cell per step; at most 3 cells per step.
       Cars cannot pass: a car that would run into the one ahead stops behind it.
     - Action of a light: Discrete(2), 0 for green on the main road, 1 on the cross street. Switching takes 3
@@ -330,34 +153,43 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
     Args:
         config: `"num_cars"` on the road at the start (default 2), `"num_traffic_lights"` (1), `"max_cars"` of one
             episode (default twice `num_cars`), `"entry_rate"`, the chance per step that the next car enters (0.1),
-            `"horizon"` (100), `"render_mode"`, `"ansi"` (default), a text, or `"rgb_array"`, a picture.
+            `"horizon"` (100).
         **settings: The same as keywords; they win over `config`.
 
     Raises:
         ConfigError: A setting is unknown or out of its range.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": list(_RENDER_MODES), "render_fps": 4}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}
 
     def __init__(self, config: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__()
-        self.settings = _checked({**(config or {}), **settings})
-        self.render_mode = self.settings["render_mode"]
+        given = {**(config or {}), **settings}
+        # It renders text, whatever is asked for.
+        given.pop("render_mode", None)
+        self.settings = _checked(given)
+        self.render_mode = "ansi"
         num_lights, num_cars = self.settings["num_traffic_lights"], self.settings["num_cars"]
         first = [_lane_number(car, num_lights) for car in range(num_cars)]
-        self.road = Road(num_lights, [first.count(lane) for lane in range(num_lights + 1)])
-        self._lights = [f"traffic_light_{number + 1}" for number in range(num_lights)]
+        # Cells before the first crossing of each lane: room for its first cars.
+        self._approaches = [max(BLOCK, 2 * first.count(lane)) for lane in range(num_lights + 1)]
+        along = [(self._approaches[0] + BLOCK * light, light) for light in range(num_lights)]
+        self.lanes = [Lane(MAIN, self._approaches[0] + BLOCK * max(1, num_lights), along)]
+        for light, approach in enumerate(self._approaches[1:]):
+            self.lanes.append(Lane(CROSS, approach + BLOCK, [(approach, light)]))
+        self.lights = [Light() for _ in range(num_lights)]
+        self._light_names = [f"traffic_light_{number + 1}" for number in range(num_lights)]
         self._car_names = [f"car_{number + 1}" for number in range(self.settings["max_cars"])]
-        self.possible_agents = [*self._car_names, *self._lights]
-        car_space, light_space = _unit_box(CAR_OBS), _unit_box(LIGHT_OBS)
+        self.possible_agents = [*self._car_names, *self._light_names]
+        car_space, light_space = (gym.spaces.Box(0.0, 1.0, (size,), np.float32) for size in (8, 9))
         pedals, colours = gym.spaces.Discrete(3), gym.spaces.Discrete(2)
         self.observation_spaces = {
             **dict.fromkeys(self._car_names, car_space),
-            **dict.fromkeys(self._lights, light_space),
+            **dict.fromkeys(self._light_names, light_space),
         }
         self.action_spaces = {
             **dict.fromkeys(self._car_names, pedals),
-            **dict.fromkeys(self._lights, colours),
+            **dict.fromkeys(self._light_names, colours),
         }
         self._cars: dict[str, Car] = {}
         self._num_entered = 0
@@ -375,12 +207,14 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
         """
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        self.road.clear()
+        for lane in self.lanes:
+            lane.cars.clear()
+        self.lights = [Light() for _ in self.lights]
         self._cars.clear()
         self._num_entered = 0
         self._steps_left = self.settings["horizon"]
         self._place_first_cars()
-        self.agents = [*self._cars, *self._lights]
+        self.agents = [*self._cars, *self._light_names]
         return self._observe(), {}
 
     def step(self, actions: AgentDict) -> StepDicts:
@@ -394,87 +228,136 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
             raise CallOrderError(
                 "MultiAgentTrafficEnv.step: no episode is running, expected reset first; call reset"
             )
-        pedals, wishes = self._read(actions)
+        self._check(actions)
         self._steps_left -= 1
-        seen = self.road.advance(pedals, wishes)
-        rewards = self._rewards(seen)
-        obs: AgentDict = {car.name: self._observe_car(car) for car in seen.arrived}
-        for car in seen.arrived:
+        for light, name in zip(self.lights, self._light_names, strict=True):
+            light.advance(int(actions[name]))
+        ran_red, crashed, arrived = self._drive(actions)
+        rewards = self._rewards(ran_red, crashed)
+        obs: AgentDict = {car.name: self._observe_car(car, None) for car in arrived}
+        for car in arrived:
+            rewards[car.name] += 10.0
             del self._cars[car.name]
         self._let_in()
-        self.agents = [*self._cars, *self._lights]
+        self.agents = [*self._cars, *self._light_names]
         obs |= self._observe()
-        terminateds, truncateds = self._flags(seen)
         infos: AgentDict = {}
-        for key, names in (("ran_red", seen.ran_red), ("crashed", seen.crashed)):
+        for key, names in (("ran_red", ran_red), ("crashed", crashed)):
             for name in sorted(names):
                 infos.setdefault(name, {})[key] = True
-        return obs, rewards, terminateds, truncateds, infos
+        return obs, rewards, *self._flags(arrived), infos
 
-    def render(self) -> Any:
-        """Return the map as text or as a picture, as `render_mode` says."""
-        return picture_of(self.road) if self.render_mode == "rgb_array" else text_of(self.road)
+    def render(self) -> str:
+        """Return one line per lane: its cars, and each crossing as `=` (green for it), `:` (amber) or `|`."""
+        lines = []
+        for lane in self.lanes:
+            cells = ["."] * lane.length
+            for position, number in lane.crossings:
+                light = self.lights[number]
+                cells[position] = "|" if light.green != lane.direction else ":" if light.amber else "="
+            for car in lane.cars:
+                cells[car.position] = ">"
+            lines.append("".join(cells))
+        return "\n".join(lines)
 
     def _place_first_cars(self) -> None:
         places: dict[int, list[int]] = {}
         for number in range(self.settings["num_cars"]):
-            places.setdefault(_lane_number(number, len(self._lights)), []).append(number)
+            places.setdefault(_lane_number(number, len(self.lights)), []).append(number)
         for lane, numbers in sorted(places.items()):
-            cells = self._rng.choice(self.road.approaches[lane], len(numbers), replace=False)
+            cells = self._rng.choice(self._approaches[lane], len(numbers), replace=False)
             for number, cell in zip(numbers, sorted(cells.tolist(), reverse=True), strict=True):
-                self._enter(number, self.road.lanes[lane], cell)
+                self._enter(number, cell)
         # Lanes were filled one after another, but agents are listed by number.
         self._cars = {name: self._cars[name] for name in self._car_names[: self.settings["num_cars"]]}
 
-    def _enter(self, number: int, lane: Lane, cell: int) -> None:
-        car = self.road.enter(self._car_names[number], lane, cell)
-        if car is not None:
+    def _enter(self, number: int, cell: int) -> None:
+        """Add a standing car behind the others on its lane, if there is room."""
+        lane = self.lanes[_lane_number(number, len(self.lights))]
+        if not lane.cars or lane.cars[-1].position > cell:
+            car = Car(self._car_names[number], lane, cell)
+            lane.cars.append(car)
             self._cars[car.name] = car
             self._num_entered += 1
 
     def _let_in(self) -> None:
         if self._num_entered < len(self._car_names) and self._rng.random() < self.settings["entry_rate"]:
-            number = self._num_entered
-            self._enter(number, self.road.lanes[_lane_number(number, len(self._lights))], 0)
+            self._enter(self._num_entered, 0)
 
-    def _read(self, action_dict: AgentDict) -> tuple[dict[str, int], dict[int, int]]:
-        if action_dict.keys() != set(self.agents):
+    def _check(self, actions: AgentDict) -> None:
+        if actions.keys() != set(self.agents):
             raise ContractError(
-                f"MultiAgentTrafficEnv.step: got actions for {_names(action_dict)}, expected "
+                f"MultiAgentTrafficEnv.step: got actions for {_names(actions)}, expected "
                 f"{_names(self.agents)}; answer all agents that the last obs named, and no others"
             )
-        for agent_id, action in action_dict.items():
+        for agent_id, action in actions.items():
             choices = 3 if agent_id in self._cars else 2
             if action not in range(choices):
                 raise ContractError(
                     f"MultiAgentTrafficEnv.step: the action of {agent_id!r} is {action!r}, expected "
                     f"an integer from 0 to {choices - 1}; choose one from get_action_space({agent_id!r})"
                 )
-        pedals = {name: int(action_dict[name]) - 1 for name in self._cars}
-        return pedals, {number: int(action_dict[name]) for number, name in enumerate(self._lights)}
 
-    def _rewards(self, seen: RoadEvents) -> AgentDict:
+    def _drive(self, actions: AgentDict) -> tuple[set[str], set[str], list[Car]]:
+        """Move the cars of each lane from the front; return who ran a red light, who crashed, and who arrived."""
+        arrived: list[Car] = []
+        ran_red: set[str] = set()
+        crashed: set[str] = set()
+        # Cars on each crossing, by direction.
+        inside: list[tuple[list[Car], list[Car]]] = [([], []) for _ in self.lights]
+        for lane in self.lanes:
+            ahead: Car | None = None
+            for car in list(lane.cars):
+                start = car.position
+                car.speed = min(MAX_SPEED, max(0, car.speed + int(actions[car.name]) - 1))
+                car.position += car.speed
+                if ahead is not None and car.position >= ahead.position:
+                    car.position, car.speed = ahead.position - 1, 0
+                    crashed.add(car.name)
+                car.moved = car.position - start
+                self._cross(car, start, ran_red, inside)
+                if car.position >= lane.length:
+                    lane.cars.remove(car)
+                    arrived.append(car)
+                else:
+                    ahead = car
+        for along, across in inside:
+            for car in along + across if along and across else ():
+                car.speed = 0
+                crashed.add(car.name)
+        return ran_red, crashed, arrived
+
+    def _cross(
+        self, car: Car, start: int, ran_red: set[str], inside: list[tuple[list[Car], list[Car]]]
+    ) -> None:
+        for position, number in car.lane.crossings:
+            enters = start < position <= car.position
+            if enters:
+                self.lights[number].entered += 1
+                if self.lights[number].green != car.lane.direction:
+                    ran_red.add(car.name)
+            if enters or car.position == position:
+                inside[number][car.lane.direction].append(car)
+
+    def _rewards(self, ran_red: set[str], crashed: set[str]) -> AgentDict:
         rewards: AgentDict = {}
-        for name, cells in seen.progress.items():
-            rewards[name] = float(cells or -1) - 10.0 * (name in seen.ran_red) - 10.0 * (name in seen.crashed)
-        for car in seen.arrived:
-            rewards[car.name] += 10.0
-        standing = [0] * len(self._lights)
-        for car in self._cars.values():
+        standing = [0] * len(self.lights)
+        for name, car in self._cars.items():
+            rewards[name] = float(car.moved or -1) - 10.0 * (name in ran_red) - 10.0 * (name in crashed)
             ahead = car.next_crossing()
-            if ahead is not None and not seen.progress[car.name]:
+            if ahead is not None and not car.moved:
                 standing[ahead[1]] += 1
-        for name, entered, waiting in zip(self._lights, seen.entered, standing, strict=True):
-            rewards[name] = float(entered - waiting)
+        for name, light, waiting in zip(self._light_names, self.lights, standing, strict=True):
+            rewards[name] = float(light.entered - waiting)
         return rewards
 
-    def _flags(self, seen: RoadEvents) -> tuple[AgentDict, AgentDict]:
-        terminateds: AgentDict = {car.name: True for car in seen.arrived}
+    def _flags(self, arrived: list[Car]) -> tuple[AgentDict, AgentDict]:
+        terminateds: AgentDict = {car.name: True for car in arrived}
         truncateds: AgentDict = {}
         done = not self._cars and self._num_entered == len(self._car_names)
         late = not done and not self._steps_left
         if done:
-            terminateds |= dict.fromkeys(self._lights, True)
+            terminateds |= dict.fromkeys(self._light_names, True)
         if late:
             truncateds |= dict.fromkeys(self.agents, True)
         if done or late:
@@ -484,17 +367,21 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
         return terminateds, truncateds
 
     def _observe(self) -> AgentDict:
-        obs: AgentDict = {name: self._observe_car(car) for name, car in self._cars.items()}
-        for number, name in enumerate(self._lights):
+        ahead = {
+            car.name: front
+            for lane in self.lanes
+            for front, car in zip(lane.cars, lane.cars[1:], strict=False)
+        }
+        obs: AgentDict = {name: self._observe_car(car, ahead.get(name)) for name, car in self._cars.items()}
+        for number, name in enumerate(self._light_names):
             obs[name] = self._observe_light(number)
         return obs
 
-    def _observe_car(self, car: Car) -> npt.NDArray[np.float32]:
-        crossing, ahead = car.next_crossing(), None if car.arrived else car.car_ahead()
-        to_crossing, colours = 1.0, (0.0, 0.0, 0.0)
+    def _observe_car(self, car: Car, ahead: Car | None) -> npt.NDArray[np.float32]:
+        crossing, to_crossing, colours = car.next_crossing(), 1.0, (0.0, 0.0, 0.0)
         if crossing is not None:
             to_crossing = min(1.0, (crossing[0] - car.position) / SIGHT)
-            light = self.road.lights[crossing[1]]
+            light = self.lights[crossing[1]]
             mine = light.green == car.lane.direction
             colours = (float(mine and not light.amber), float(mine and light.amber > 0), float(not mine))
         to_car = 1.0 if ahead is None else min(1.0, (ahead.position - car.position) / SIGHT)
@@ -505,7 +392,7 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
         )
 
     def _observe_light(self, number: int) -> npt.NDArray[np.float32]:
-        light = self.road.lights[number]
+        light = self.lights[number]
         state = [0.0] * 4
         state[2 * light.green + (light.amber > 0)] = 1.0
         cars, standing = [0, 0], [0, 0]
@@ -520,13 +407,7 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
 
 def _lane_number(car: int, num_lights: int) -> int:
     """Return the lane of the car with this number, counted from 0: the main road is lane 0."""
-    if num_lights == 0 or car % 2 == 0:
-        return 0
-    return 1 + (car // 2) % num_lights
-
-
-def _unit_box(size: int) -> gym.spaces.Box:
-    return gym.spaces.Box(0.0, 1.0, (size,), np.float32)
+    return 0 if num_lights == 0 or car % 2 == 0 else 1 + (car // 2) % num_lights
 
 
 def _names(agents: Any) -> str:

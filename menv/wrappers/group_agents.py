@@ -33,7 +33,6 @@ class AgentGroup:
         action_space: That of the actions.
         acting: The members that act next.
         alive: Whether the group has been observed and has not ended.
-        late_rewards: Members' rewards of this step after the group's end; an outer group still counts them.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class AgentGroup:
         """Start an episode."""
         self.acting: list[AgentId] = []
         self.alive = False
-        self.late_rewards: dict[AgentId, float] = {}
         # Whether the group has ended and was not observed since.
         self._has_ended = False
         self._last_obs: AgentDict = {}
@@ -81,23 +79,15 @@ class AgentGroup:
         by_member = dict(zip(self.members, actions, strict=True))
         return {member: by_member[member] for member in self.acting}
 
-    @property
-    def is_inactive(self) -> bool:
-        """Whether no member that has appeared is alive."""
-        return all(member in self._ended for member in self._last_obs)
-
-    def add_step(self, result: StepDicts, out: StepDicts, inner: Mapping[AgentId, AgentGroup]) -> None:
-        """Read the environment's five dicts and add the group's entries to `out`.
-
-        `inner` are the members that are groups themselves; they have read the step before.
-        """
+    def add_step(self, result: StepDicts, out: StepDicts) -> None:
+        """Read the environment's five dicts and add the group's entries to `out`."""
         obs, rewards, terminateds, truncateds, infos = result
         over = bool(terminateds[ALL] or truncateds[ALL])
         seen = [member for member in self.members if member in obs]
         self._update_members(seen, obs, terminateds, truncateds)
         self.acting = [] if over else [member for member in seen if member not in self._ended]
-        self._check_together(inner)
-        self._add_rewards(rewards, out[1], {member: group.late_rewards for member, group in inner.items()})
+        self._check_together()
+        self._add_rewards(rewards, out[1])
         if infos:
             self._read_infos(infos)
         gone = len(self._ended) == len(self.members)
@@ -122,46 +112,32 @@ class AgentGroup:
                 if terminateds.get(member) or truncateds.get(member):
                     self._ended.setdefault(member, not terminateds.get(member))
 
-    def _check_together(self, inner: Mapping[AgentId, AgentGroup]) -> None:
+    def _check_together(self) -> None:
         if not self.acting:
             return
         idle = [
             member for member in self._last_obs if member not in self._ended and member not in self.acting
         ]
-        if idle := [member for member in idle if member not in inner or not inner[member].is_inactive]:
+        if idle:
             raise ContractError(
                 f"GroupAgentsWrapper: group {self.group_id!r} has observations for {_listed(self.acting)} and none for "
                 f"{_listed(idle)}, which still live, expected all living members at the same time; group only agents "
                 "that act at the same time"
             )
 
-    def _add_rewards(
-        self, rewards: AgentDict, out: AgentDict, late_rewards: Mapping[AgentId, Mapping[AgentId, float]]
-    ) -> None:
+    def _add_rewards(self, rewards: AgentDict, out: AgentDict) -> None:
         """Add the sum of the members' rewards to `out`, and record each member's."""
-        self.late_rewards = {}
         rewards_now = {
             member: self._number(member, rewards[member]) for member in self.members if member in rewards
         }
         if not rewards_now:
             return
         out[self.group_id] = math.fsum(rewards_now.values())
-        all_rewards = {
-            **rewards_now,
-            **{
-                one: late_rewards[member][one]
-                for member in rewards_now
-                for one in late_rewards.get(member, ())
-            },
-        }
         # Rewards between the group's end and its return belong to neither episode.
-        if not self.acting and self._has_ended:
-            self.late_rewards = all_rewards
-            return
-        for member, reward in rewards_now.items():
-            self._individual_rewards[member] = self._individual_rewards.get(member, 0.0) + reward
-        for member, reward in all_rewards.items():
-            self._episode_rewards[member] = self._episode_rewards.get(member, 0.0) + reward
+        if self.acting or not self._has_ended:
+            for member, reward in rewards_now.items():
+                for sums in (self._individual_rewards, self._episode_rewards):
+                    sums[member] = sums.get(member, 0.0) + reward
 
     def _read_infos(self, infos: AgentDict) -> None:
         member_infos = {member: infos[member] for member in self.members if member in infos}
@@ -170,10 +146,6 @@ class AgentGroup:
             if isinstance(info, Mapping) and "training_enabled" in info:
                 whose = f"group {self.group_id!r}, member {member!r}: info['training_enabled']"
                 self._training_enabled[member] = as_flag(info["training_enabled"], whose)
-            # The info of an inner group has the rewards of all its members.
-            if isinstance(info, Mapping) and MEMBER_REWARDS in info:
-                for member, reward in info[MEMBER_REWARDS].items():
-                    self._episode_rewards[member] = self._episode_rewards.get(member, 0.0) + reward
 
     def _add_obs(self, obs: AgentDict, out: StepDicts, cut: bool | None) -> None:
         self.alive, self._has_ended = True, False
@@ -244,9 +216,7 @@ class AgentGroup:
 
 
 def with_open_mask(obs: object) -> Any:
-    """Return an observation in which masks that allow nothing, also within inner groups, allow everything."""
-    if isinstance(obs, tuple):
-        return tuple(with_open_mask(part) for part in obs)
+    """Return an observation in which a mask that allows nothing allows everything."""
     if isinstance(obs, dict) and MASK_KEY in obs and not np.any(flat_mask(obs[MASK_KEY])):
         return {**obs, MASK_KEY: open_mask(obs[MASK_KEY])}
     return obs
@@ -317,8 +287,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
     - An info `{"training_enabled": False}` of one member excludes the group's trajectory from training, until a later
       info of that member has True.
 
-    A group may be a member of another one: wrap twice. Values that break the contract of `MultiAgentEnv` are passed on
-    unchanged; the adapter reports them.
+    Values that break the contract of `MultiAgentEnv` are passed on unchanged; the adapter reports them.
 
     Attributes:
         env: The environment with single agents.
@@ -342,13 +311,18 @@ class GroupAgentsWrapper(MultiAgentEnv):
             act_space: The same for the actions.
 
         Raises:
-            ConfigError: A member is unknown or listed twice, a group is empty or has the id of an agent,
-                or a space does not fit.
+            ConfigError: A member is unknown or listed twice, a group is empty or has the id of an agent, a space does
+                not fit, or `env` has groups already.
             ContractError: A member declares no space and none was given for its group.
         """
         super().__init__()
+        if isinstance(env, GroupAgentsWrapper):
+            raise ConfigError(
+                "with_agent_groups: the environment has groups already, expected one of single agents; list all groups "
+                "in one call"
+            )
         self.env = env
-        known = _known_agents(env)
+        known = list(dict.fromkeys([*env.possible_agents, *sorted(env.get_agent_ids(), key=repr)]))
         self.groups = _checked_groups(groups, known)
         self._group_of = {member: group for group, members in self.groups.items() for member in members}
         alone = [agent for agent in known if agent not in self._group_of]
@@ -361,10 +335,6 @@ class GroupAgentsWrapper(MultiAgentEnv):
         self.metadata = env.metadata  # type: ignore[misc]
         self.render_mode = env.render_mode
         self._groups: dict[AgentId, AgentGroup] = {}
-        # The groups of inner wrappers, which may be members here.
-        self._inner: dict[AgentId, AgentGroup] = {}
-        if isinstance(env, GroupAgentsWrapper):
-            self._inner = {**env._inner, **env._groups}
         for group, members in self.groups.items():
             space: Any = self.observation_spaces[group]
             actions: Any = self.action_spaces[group]
@@ -422,7 +392,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
     def _group(self, result: StepDicts) -> StepDicts:
         out: StepDicts = ({}, {}, {}, {}, {})
         for group in self._groups.values():
-            group.add_step(result, out, self._inner)
+            group.add_step(result, out)
         members = self._group_of
         for part, values in zip(out, result, strict=True):
             part.update({agent: value for agent, value in values.items() if agent not in members})
@@ -465,10 +435,6 @@ def _whole(given: GroupSpaces, by_agent: dict[Any, gym.Space[Any]]) -> gym.Space
 
 def _own_space(env: MultiAgentEnv, kind: str, agent: AgentId) -> gym.Space[Any]:
     return env.get_observation_space(agent) if kind == "observation" else env.get_action_space(agent)
-
-
-def _known_agents(env: MultiAgentEnv) -> list[AgentId]:
-    return list(dict.fromkeys([*env.possible_agents, *sorted(env.get_agent_ids(), key=repr)]))
 
 
 def _checked_groups(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from menv.base_env import ALL
-from menv.envs.traffic import AGE_LIMIT, SIGHT, MultiAgentTrafficEnv
+from menv.envs.traffic import AGE_LIMIT, CROSS, MAIN, SIGHT, Car, Light, MultiAgentTrafficEnv
 from menv.errors import CallOrderError, ConfigError, ContractError
 from tests.envs.traffic_rules import ACCELERATE, BRAKE, KEEP, careful_driver, fixed_cycle
 
@@ -38,7 +38,7 @@ def alone(position: int, **settings: Any) -> MultiAgentTrafficEnv:
     """Return a running env with car_1 standing at `position`."""
     env = MultiAgentTrafficEnv(num_cars=1, max_cars=1, **settings)
     env.reset(seed=0)
-    env.road.lanes[0].cars[0].position = position
+    env.lanes[0].cars[0].position = position
     return env
 
 
@@ -107,7 +107,7 @@ def test_a_reset_without_seed_goes_on_with_the_random_numbers() -> None:
 def test_a_car_that_arrives_is_terminated_and_gone_while_others_drive_on() -> None:
     env = MultiAgentTrafficEnv(num_cars=2, max_cars=2)
     env.reset(seed=0)
-    env.road.lanes[0].cars[0].position = 15
+    env.lanes[0].cars[0].position = 15
     actions = {"car_1": ACCELERATE, "car_2": BRAKE, "traffic_light_1": 0}
     obs, rewards, terminateds, truncateds, _ = env.step(actions)
     assert terminateds == {"car_1": True, ALL: False}
@@ -169,8 +169,8 @@ def test_cars_earn_progress_and_lose_by_standing() -> None:
 def test_running_a_red_light_costs_ten_and_is_told() -> None:
     env = MultiAgentTrafficEnv(num_cars=2, max_cars=2)
     env.reset(seed=0)
-    env.road.lanes[0].cars[0].position = 0
-    env.road.lanes[1].cars[0].position = 7
+    env.lanes[0].cars[0].position = 0
+    env.lanes[1].cars[0].position = 7
     _, rewards, _, _, infos = env.step({"car_1": BRAKE, "car_2": ACCELERATE, "traffic_light_1": 0})
     assert rewards == {"car_1": -1.0, "car_2": -9.0, "traffic_light_1": 0.0}
     assert infos == {"car_2": {"ran_red": True}}
@@ -179,7 +179,7 @@ def test_running_a_red_light_costs_ten_and_is_told() -> None:
 def test_a_crash_costs_ten_and_is_told() -> None:
     env = MultiAgentTrafficEnv(num_cars=2, num_traffic_lights=0, max_cars=2)
     env.reset(seed=0)
-    front, back = env.road.lanes[0].cars
+    front, back = env.lanes[0].cars
     front.position, back.position = 6, 5
     back.speed = 2
     _, rewards, _, _, infos = env.step({"car_1": KEEP, "car_2": KEEP})
@@ -190,8 +190,8 @@ def test_a_crash_costs_ten_and_is_told() -> None:
 def test_lights_earn_flow_minus_waiting() -> None:
     env = MultiAgentTrafficEnv(num_cars=2, max_cars=2)
     env.reset(seed=0)
-    env.road.lanes[0].cars[0].position = 7
-    env.road.lanes[1].cars[0].position = 7
+    env.lanes[0].cars[0].position = 7
+    env.lanes[1].cars[0].position = 7
     _, rewards, *_ = env.step({"car_1": ACCELERATE, "car_2": BRAKE, "traffic_light_1": 0})
     assert rewards["traffic_light_1"] == 0.0
     _, rewards, *_ = env.step({"car_1": ACCELERATE, "car_2": BRAKE, "traffic_light_1": 0})
@@ -201,7 +201,7 @@ def test_lights_earn_flow_minus_waiting() -> None:
 def test_a_car_observes_speed_road_light_and_the_car_ahead() -> None:
     env = MultiAgentTrafficEnv(num_cars=3, max_cars=3)
     env.reset(seed=0)
-    ahead, behind = env.road.lanes[0].cars
+    ahead, behind = env.lanes[0].cars
     ahead.position, ahead.speed, behind.position, behind.speed = 6, 2, 2, 0
     obs, *_ = env.step({"car_1": KEEP, "car_2": KEEP, "car_3": KEEP, "traffic_light_1": 0})
     third = 1 / 3
@@ -213,7 +213,7 @@ def test_a_car_observes_speed_road_light_and_the_car_ahead() -> None:
 def test_a_light_observes_its_colour_its_age_and_the_queues() -> None:
     env = MultiAgentTrafficEnv(num_cars=4, max_cars=4)
     env.reset(seed=0)
-    for lane in env.road.lanes:
+    for lane in env.lanes:
         for car, cell in zip(lane.cars, (5, 2), strict=True):
             car.position = cell
     actions = {"car_1": 0, "car_2": 0, "car_3": 2, "car_4": 0, "traffic_light_1": 1}
@@ -272,8 +272,8 @@ def test_wrong_actions_are_named_and_nothing_moves(actions: dict[str, int], mess
     env = alone(3)
     with pytest.raises(ContractError, match=message):
         env.step(actions)
-    assert env.road.lanes[0].cars[0].position == 3
-    assert env.road.lights[0].age == 0
+    assert env.lanes[0].cars[0].position == 3
+    assert env.lights[0].age == 0
 
 
 def test_a_step_outside_an_episode_asks_for_reset() -> None:
@@ -295,7 +295,6 @@ def test_a_step_outside_an_episode_asks_for_reset() -> None:
         ({"entry_rate": 2.0}, "entry_rate is 2.0, expected a chance from 0 to 1"),
         ({"horizon": 0}, "horizon is 0, expected 1 or more"),
         ({"num_traffic_lights": -1}, "num_traffic_lights is -1"),
-        ({"render_mode": "human"}, "render_mode is 'human', expected ansi or rgb_array"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any], message: str) -> None:
@@ -309,16 +308,77 @@ def test_many_cars_find_room_at_the_start() -> None:
     assert list(obs)[:40] == [f"car_{number}" for number in range(1, 41)]
 
 
-def test_it_renders_text_and_pictures() -> None:
-    env = MultiAgentTrafficEnv(num_cars=2)
+def test_it_renders_a_line_for_each_lane() -> None:
+    env = MultiAgentTrafficEnv(num_cars=2, max_cars=2)
     env.reset(seed=0)
-    assert env.render().count(">") == env.render().count("v") == 1
-    env.render_mode = "rgb_array"
-    picture = env.render()
-    assert (picture.shape, picture.dtype) == ((128, 128, 3), np.uint8)
+    for lane, position in zip(env.lanes, (3, 0), strict=True):
+        lane.cars[0].position = position
+    assert env.render().splitlines() == ["...>....=.......", ">.......|......."]
 
 
 def test_actions_may_be_named_as_the_guide_names_them() -> None:
     env = MultiAgentTrafficEnv(num_cars=2, num_traffic_lights=1)
     obs, _ = env.reset()
     assert env.step(actions=dict.fromkeys(obs, 0))[1].keys() <= set(obs)
+
+
+def driven(*cars: tuple[int, int, int], lights: int = 1) -> tuple[MultiAgentTrafficEnv, Any]:
+    """Return an env and its step in which cars (lane, position, speed) keep their speed."""
+    env = MultiAgentTrafficEnv(num_cars=2 * len(cars), num_traffic_lights=lights)
+    env.reset(seed=0)
+    names = [name for name, _ in zip(env.agents, cars, strict=False)]
+    for lane in env.lanes:
+        lane.cars.clear()
+    env._cars = {}
+    for name, (number, position, speed) in zip(names, cars, strict=True):
+        env._cars[name] = Car(name, env.lanes[number], position, speed)
+        env.lanes[number].cars.append(env._cars[name])
+    env.agents = [*names, *env._light_names]
+    return env, env.step({**dict.fromkeys(names, KEEP), **dict.fromkeys(env._light_names, 0)})
+
+
+def test_the_main_road_meets_the_cross_streets_one_block_apart() -> None:
+    main, *streets = MultiAgentTrafficEnv(num_cars=0, max_cars=1, num_traffic_lights=3).lanes
+    assert (main.crossings, main.length) == ([(8, 0), (16, 1), (24, 2)], 32)
+    assert [(street.crossings, street.length) for street in streets] == [
+        ([(8, number)], 16) for number in range(3)
+    ]
+
+
+def test_a_car_gathers_speed_up_to_three_cells_and_brakes_to_a_stand() -> None:
+    env = alone(0, num_traffic_lights=0)
+    places = []
+    for action in (ACCELERATE,) * 4 + (BRAKE,) * 4:
+        env.step({"car_1": action})
+        places.append(env.lanes[0].cars[0].position)
+    assert places == [1, 3, 6, 9, 11, 12, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("cars", "crashed"),
+    [
+        # Into the car ahead; behind it at its speed; both on a crossing; into a car that stands on a crossing.
+        ([(0, 5, 0), (0, 3, 3)], {"car_2"}),
+        ([(0, 5, 2), (0, 4, 2)], set()),
+        ([(0, 7, 2), (1, 7, 2)], {"car_1", "car_2"}),
+        ([(0, 8, 0), (1, 7, 1)], {"car_1", "car_2"}),
+    ],
+)
+def test_cars_crash_into_the_car_ahead_and_on_crossings(cars: list[Any], crashed: set[str]) -> None:
+    infos = driven(*cars)[1][4]
+    assert {name for name, info in infos.items() if info.get("crashed")} == crashed
+
+
+def test_two_cars_leave_at_once() -> None:
+    env, (_, _, terminateds, _, _) = driven((0, 15, 3), (0, 14, 3), lights=0)
+    assert {"car_1", "car_2"} <= terminateds.keys()
+    assert not env.lanes[0].cars
+
+
+def test_a_light_turns_after_three_steps_of_amber_and_hears_nothing_meanwhile() -> None:
+    light = Light()
+    states = []
+    for wish in (MAIN, CROSS, MAIN, MAIN, MAIN, MAIN):
+        light.advance(wish)
+        states.append((light.green, light.amber, light.age))
+    assert states == [(0, 0, 1), (0, 3, 2), (0, 2, 3), (0, 1, 4), (1, 0, 0), (1, 3, 1)]

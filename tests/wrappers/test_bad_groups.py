@@ -75,3 +75,8 @@ def test_spaces_that_do_not_fit_the_groups_are_refused(given: Any, told: str) ->
     with pytest.raises(ConfigError, match=told) as caught:
         Faulty().with_agent_groups({"g": ["ann", "bob"]}, given)
     checked(str(caught.value))
+
+
+def test_groups_of_groups_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has groups already"):
+        Faulty().with_agent_groups({"g": ["ann", "bob"]}).with_agent_groups({"h": ["g"]})

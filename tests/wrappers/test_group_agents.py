@@ -13,12 +13,11 @@ from menv import Policy, RandomPolicy, to_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.envs import TwoStepGame
-from menv.episode import MEMBER_REWARDS
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.wrappers.group_agents import GroupAgentsWrapper
 from tests.bad_input.broken_envs import checked
-from tests.contract.scripted import ACTIONS, OBS, Moment, Script, ScriptedEnv, seen
+from tests.contract.scripted import ACTIONS, OBS, Moment, ScriptedEnv, seen
 from tests.wrappers.groups import BOTH, DEATH, playing
 
 
@@ -180,45 +179,6 @@ def test_what_breaks_the_contract_is_left_to_the_adapter_to_name(result: Any) ->
     base_env.send_actions({0: {"ab": (0, 0)}})
     with pytest.raises(ContractError, match=r"env 0 step, env step 1 of the episode: .*expected"):
         base_env.poll()
-
-
-def test_a_group_can_be_a_member_of_a_group() -> None:
-    script: Script = [[Moment("abcd"), Moment("abcd", {"a": 1, "b": 2, "c": 4, "d": 8})]]
-    inner = ScriptedEnv(script).with_agent_groups({"ab": ["a", "b"], "cd": ["c", "d"]})
-    env = inner.with_agent_groups({"all": ["cd", "ab"]})
-    obs, _ = env.reset()
-    assert [[seen(part).agent for part in pair] for pair in obs["all"]] == [["c", "d"], ["a", "b"]]
-    _, rewards, _, _, infos = env.step({"all": ((0, 1), (2, 3))})
-    assert rewards == {"all": 15.0}
-    inner_info = infos["all"]["individual_infos"]["cd"]
-    assert inner_info["individual_rewards"] == {"c": 4.0, "d": 8.0}
-    assert env.get_action_space("all")[0] == gym.spaces.Tuple([ACTIONS, ACTIONS])  # type: ignore[index]
-
-
-def test_members_of_inner_groups_are_told_at_the_end_of_the_outer_one() -> None:
-    death = Moment("abd", {"a": 1, "b": 2, "c": 4, "d": 8}, terminated="c")
-    script: Script = [[Moment("abcd"), death, Moment("", {"a": 16, "d": 32}, over="terminated")]]
-    inner = ScriptedEnv(script).with_agent_groups({"ab": ["a", "b"], "cd": ["c", "d"]})
-    env = inner.with_agent_groups({"all": ["cd", "ab"]})
-    env.reset()
-    for _ in range(2):
-        _, _, terminateds, _, infos = env.step({"all": ((0, 1), (2, 3))})
-    assert terminateds["all"]
-    earned = {"a": 17.0, "b": 2.0, "c": 4.0, "d": 40.0}
-    assert infos["all"][MEMBER_REWARDS] == {"ab": 19.0, "cd": 44.0, **earned}
-
-
-def test_what_members_of_an_inner_group_are_paid_after_its_end_counts_for_them_in_the_outer_one() -> None:
-    death = Moment("ab", {"c": 4, "d": 8}, terminated="cd")
-    later = Moment("ab", {"a": 1, "c": 16})
-    script: Script = [[Moment("abcd"), death, later, Moment("", {"d": 32}, over="terminated")]]
-    env = ScriptedEnv(script).with_agent_groups({"ab": ["a", "b"], "cd": ["c", "d"]})
-    outer = env.with_agent_groups({"mid": ["cd", "ab"]}).with_agent_groups({"all": ["mid"]})
-    outer.reset()
-    for _ in range(3):
-        infos = outer.step({"all": (((0, 1), (2, 3)),)})[4]
-    groups = {"mid": 61.0, "cd": 60.0, "ab": 1.0}
-    assert infos["all"][MEMBER_REWARDS] == {**groups, "a": 1.0, "c": 20.0, "d": 40.0}
 
 
 def test_groups_go_through_the_sampler_and_nothing_that_was_paid_is_lost() -> None:

@@ -11,7 +11,6 @@ import pytest
 from menv import to_base_env
 from menv.base_env import ALL
 from menv.episode import MEMBER_REWARDS
-from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.contract.scripted import Moment, ScriptedEnv, seen
 from tests.wrappers.groups import BOTH, DEATH, playing, steps_of
@@ -148,19 +147,6 @@ def test_the_state_of_the_whole_goes_on_in_the_place_of_members_that_are_not_the
     assert told(env.step({"all": (0, 0, 0)})[0]) == [[0, 3, 3], [3, 3, 3]]
     # What was shown before has not changed since.
     assert told(obs) == [[1, 1, 0], [1, 1, 1]]
-
-
-def test_a_group_in_a_group_pauses_while_its_members_have_ended_or_are_yet_to_appear() -> None:
-    moments = (Moment("ac"), Moment("c", terminated="a", final="a"), Moment("bc"), Moment("c"))
-    env = playing(*moments).with_agent_groups({"rest": ["c"]}).with_agent_groups({"all": ["ab", "rest"]})
-    answers = ((0, 0), (0,))
-    env.reset()
-    obs, _, _, _, infos = env.step({"all": answers})
-    assert infos["all"]["acting"] == ["rest"]
-    assert seen(obs["all"][0][0]).step == 0
-    assert env.step({"all": answers})[4]["all"]["acting"] == ["ab", "rest"]
-    with pytest.raises(ContractError, match="observations for 'rest' and none for 'ab', which still live"):
-        env.step({"all": answers})
 
 
 def test_the_blank_of_a_nested_space_is_one_of_its_elements_and_allows_one_action() -> None:

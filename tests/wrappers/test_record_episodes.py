@@ -13,7 +13,7 @@ from PIL import Image
 
 from menv import ConfigError, ContractError, MultiAgentEnv, NotWrittenError, VectorEnv, check_env
 from menv.algorithms import PPO
-from menv.envs import MultiAgentTrafficEnv, TicTacToe
+from menv.envs import TicTacToe
 from menv.wrappers import RecordEpisodes
 from tests.checkpoints.test_full_disk import no_file_larger_than
 
@@ -173,7 +173,7 @@ def test_very_long_episodes_do_not_fill_the_memory(tmp_path: Path) -> None:
 
 
 def test_the_environment_is_what_it_was(tmp_path: Path) -> None:
-    core = MultiAgentTrafficEnv({"num_cars": 2, "render_mode": "rgb_array"})
+    core = TicTacToe({"render_mode": "rgb_array"})
     env: Any = RecordEpisodes(core, tmp_path)
     assert env.possible_agents == core.possible_agents
     env.reset(seed=3)
