@@ -15,7 +15,7 @@ import numpy as np
 
 from menv.base_env import convert_env, innermost
 from menv.env_calls import close_all, close_env, reset_env, returned
-from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, in_words, raised_by_envs
+from menv.errors import ConfigError, ContractError
 
 StepLists = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
@@ -180,12 +180,7 @@ class _GymEnvs(VectorEnv):
         self, index: int | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
         number = self._index(index)
-        try:
-            return reset_env(self.envs[number], number, seed, options)
-        except MenvError:
-            raise
-        except raised_by_envs() as error:
-            raise _crash(number, "reset", error) from error
+        return reset_env(self.envs[number], number, seed, options)
 
     def restart_at(self, index: int | None = None) -> None:
         number = self._index(index)
@@ -200,16 +195,10 @@ class _GymEnvs(VectorEnv):
 
     def vector_step(self, actions: Sequence[Any]) -> StepLists:
         wanted = self._one_each("actions", actions)
-        steps: list[Any] = []
-        try:
-            for env, action in zip(self.envs, wanted, strict=True):
-                steps.append(env.step(action))
-        except MenvError:
-            raise
-        except raised_by_envs() as error:
-            raise _crash(len(steps), "step", error) from error
-        for index, step in enumerate(steps):
-            returned(step, 5, f"env {index} step")
+        steps = [
+            returned(env.step(action), 5, f"env {index} step")
+            for index, (env, action) in enumerate(zip(self.envs, wanted, strict=True))
+        ]
         obs, rewards, terminateds, truncateds, infos = map(list, zip(*steps, strict=True))
         return obs, rewards, terminateds, truncateds, infos
 
@@ -247,13 +236,6 @@ def check_number(num_envs: Any) -> None:
         raise ConfigError(
             f"VectorEnv: num_envs={num_envs!r}, expected an integer of at least 1; say how many there are"
         )
-
-
-def _crash(index: int, method: str, error: BaseException) -> EnvCrashError:
-    return EnvCrashError(
-        f"env {index} {method}: raised {in_words(error)}; the environment's own traceback is above "
-        "(sub-environments of a VectorEnv are not re-created one by one)"
-    )
 
 
 def _not_written(env: VectorEnv, method: str, returned: str) -> str:

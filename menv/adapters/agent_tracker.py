@@ -56,13 +56,13 @@ class WaitingAgents:
     Attributes:
         slots: [R]; `slot_list` and `slot_bytes` hold the same.
         checked_at: The tracker's count of ends when all of them were alive.
-        no_terminateds: `terminateds` of the last step that ended no trajectory; so for `no_truncateds`, `empty_infos`
-            and `zero_rewards`. None before there was one, or where the environment may change the values.
+        no_terminateds: `terminateds` of the last step that ended no trajectory; so for `no_truncateds` and
+            `empty_infos`. None before there was one, or where the environment may change the values.
     """
 
     __slots__ = (
         "agents", "checked_at", "empty_infos", "no_infos", "no_rewards", "no_terminateds", "no_truncateds",
-        "slot_bytes", "slot_list", "slots", "zero_rewards",
+        "slot_bytes", "slot_list", "slots",
     )  # fmt: skip
 
     def __init__(self, agents: list[AgentId], slots: IntArray) -> None:
@@ -76,7 +76,6 @@ class WaitingAgents:
         self.no_terminateds: Mapping[AgentId, Any] | None = None
         self.no_truncateds: Mapping[AgentId, Any] | None = None
         self.empty_infos: Mapping[AgentId, Any] | None = None
-        self.zero_rewards: Mapping[AgentId, Any] | None = None
 
 
 def join_slots(layouts: list[WaitingAgents]) -> IntArray:
@@ -230,18 +229,7 @@ class AgentTracker:
             self.infos = self._infos_of(infos, layout) if infos else layout.no_infos
             return
         refuse_reserved("step", obs, rewards, self._wrong)
-        paid = bool(self.held)
-        if rewards and not paid:
-            try:
-                if rewards != layout.zero_rewards:
-                    # One call for all; a reward that is not a number does not equal 0.
-                    paid = [*rewards.values()].count(0) < len(rewards)
-                    if not paid:
-                        layout.zero_rewards = lasting(rewards)
-            except (ValueError, RuntimeError):
-                # An array or a tensor instead of a number; the error names the agent.
-                paid = bool([self._number(agent, reward) for agent, reward in rewards.items()])
-        if paid:
+        if rewards:
             self._add_rewards(rewards, obs, _NO_FLAGS, _NO_FLAGS, events)
         self._set_waiting(obs, infos, events)
 

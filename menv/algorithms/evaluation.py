@@ -28,7 +28,7 @@ from menv.errors import CallOrderError, ConfigError, ContractError, MenvError
 from menv.metrics import AS_THEY_COME, Metrics, MetricsSnapshot, When
 from menv.policy_map import PolicyMap
 from menv.sampling import fragment_limit
-from menv.sampling.fragment_limit import ExternalFragmentLimit, Flags, FragmentLimit
+from menv.sampling.fragment_limit import Flags, FragmentLimit
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents
 from menv.sampling.sampler import Sampler
 from menv.spaces import alike
@@ -57,18 +57,27 @@ class FirstEpisodes(Metrics):
 
 
 class EvaluationLimit(FragmentLimit):
-    """As many env steps of each sub-environment, in whole episodes, none of which may be endless.
+    """A share of each sub-environment, in whole episodes or env steps, so that short episodes are not preferred.
 
-    `metrics` records the episodes that count; `stops_midway` says whether other episodes may run at the end.
+    An episode that a fault ends does not count: another one is run. Where the number of sub-environments is unknown,
+    they have one share together. There and in lockstep all sub-environments continue until all shares are done, and
+    `metrics` leaves out the surplus.
+
+    Attributes:
+        metrics: Records the episodes that count.
+        stops_midway: Whether other episodes may run at the end.
     """
 
-    stops_midway = False
-
-    def __init__(
-        self, batch_mode: Literal["truncate_episodes", "complete_episodes"] = "complete_episodes"
-    ) -> None:
-        super().__init__(1, batch_mode)
+    def __init__(self, base_env: Adapter, in_episodes: bool) -> None:
+        super().__init__(1)
+        self._joint = not base_env.num_envs
+        self.stops_midway = self._joint or base_env.lockstep
+        self._in_episodes = in_episodes
         self.metrics = Metrics(0)
+        if self.stops_midway:
+            index_of: Callable[[EnvId], int] = (lambda _: 0) if self._joint else base_env.index_of
+            self.metrics = FirstEpisodes(in_episodes, index_of)
+        self._shares: Shares = np.zeros(0, np.int64)
         # [E] env steps of each sub-environment at its last episode end, and sub-environments that ended one since.
         self._since: Shares = np.zeros(0, np.int64)
         self._ended: list[int] = []
@@ -78,15 +87,31 @@ class EvaluationLimit(FragmentLimit):
 
         `duration` is that of the evaluation; this is number `worker`, from 0, of `workers` that run it.
         """
-        self.length = -(-duration // max(1, num_envs * workers or workers))
+        own = num_envs or 1
+        total, index = own * workers, worker * own + np.arange(own)
+        # Each worker has its share of the remainder.
+        episodes = -(-(index + 1) * duration // total) + -index * duration // total
+        self._shares = episodes if self._in_episodes else np.full(own, -(-duration // total))
+        if isinstance(self.metrics, FirstEpisodes):
+            self.metrics.shares = self._shares.copy()
 
     def begin(self, env_steps: Column) -> None:
         super().begin(env_steps)
         self._since, self._ended = env_steps.copy(), []
 
     def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
-        super().end_episodes(ends)
-        self._ended += [end.env_index for end in ends if not end.faulty]
+        for end in ends:
+            if not end.faulty:
+                self._ended.append(end.env_index)
+            used = int(not end.faulty) if self._in_episodes else end.env_steps
+            self._shares[0 if self._joint else end.env_index] -= used
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        self._check_endless(env_steps)
+        done: Flags = self._shares <= 0
+        if self.stops_midway:
+            return np.ones(len(env_steps), np.bool_) if done.all() else None
+        return done if done.any() else None
 
     def _check_endless(self, env_steps: Column) -> None:
         appeared = np.zeros(max(0, len(env_steps) - len(self._since)), np.int64)
@@ -94,77 +119,12 @@ class EvaluationLimit(FragmentLimit):
         self._since[self._ended] = env_steps[self._ended]
         self._ended.clear()
         running = env_steps - self._since
-        if np.maximum.reduce(running, initial=0) > fragment_limit.LONGEST + 10 * self.length:
+        if np.maximum.reduce(running, initial=0) > fragment_limit.LONGEST:
             raise ContractError(
                 f"evaluation: env {int(running.argmax())} took {int(running.max())} env steps without the end of an "
                 "episode, expected one, because evaluations play whole episodes and a crash ends none; end or truncate "
                 "episodes in the environment"
             )
-
-
-class ShareLimit(EvaluationLimit):
-    """A share of each sub-environment, in whole episodes or env steps, so that short episodes are not preferred.
-
-    An episode that a fault ends does not count: another one is run. In lockstep all sub-environments continue until
-    all are done, and `first` leaves out the surplus.
-    """
-
-    def __init__(self, in_episodes: bool, first: FirstEpisodes | None = None) -> None:
-        super().__init__("truncate_episodes")
-        self._shares: Shares = np.zeros(0, np.int64)
-        self._in_episodes = in_episodes
-        self._first = first
-        self.stops_midway = first is not None
-        if first is not None:
-            self.metrics = first
-
-    def allot(self, duration: int, num_envs: int, worker: int, workers: int) -> None:
-        total, index = num_envs * workers, worker * num_envs + np.arange(num_envs)
-        # The remainder is spread evenly over the workers.
-        episodes = -(-(index + 1) * duration // total) + -index * duration // total
-        self._shares = episodes if self._in_episodes else np.full(num_envs, -(-duration // total))
-        if self._first is not None:
-            self._first.shares = self._shares.copy()
-
-    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
-        super().end_episodes(ends)
-        for end in ends:
-            counts = self.stops_midway or not end.faulty
-            self._shares[end.env_index] -= counts if self._in_episodes else end.env_steps
-
-    def closed(self, env_steps: Column) -> Flags | None:
-        self._check_endless(env_steps)
-        done: Flags = self._shares <= 0
-        return done if (done.all() if self.stops_midway else done.any()) else None
-
-
-class JointLimit(EvaluationLimit, ExternalFragmentLimit):
-    """The first episodes to end, or env steps, in any sub-environment, where the number of these is unknown."""
-
-    def __init__(self, in_episodes: bool) -> None:
-        super().__init__("truncate_episodes" if in_episodes else "complete_episodes")
-        self._left_to_end = 0
-        self.stops_midway = in_episodes
-        if in_episodes:
-            self.metrics = self._first = FirstEpisodes(True, lambda _: 0)
-
-    def allot(self, duration: int, num_envs: int, worker: int, workers: int) -> None:
-        if not self.stops_midway:
-            super().allot(duration, num_envs, worker, workers)
-            return
-        self._left_to_end = duration // workers + (worker < duration % workers)
-        # Several may end at once.
-        self._first.shares = np.array([self._left_to_end])
-
-    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
-        super().end_episodes(ends)
-        self._left_to_end -= sum(not end.faulty for end in ends)
-
-    def closed(self, env_steps: Column) -> Flags | None:
-        if not self.stops_midway:
-            return super().closed(env_steps)
-        self._check_endless(env_steps)
-        return np.ones(len(env_steps), np.bool_) if self._left_to_end <= 0 else None
 
 
 class EvaluationShare(NamedTuple):
@@ -205,7 +165,7 @@ class Evaluation:
         self._in_episodes = settings.evaluation_duration_unit == "episodes"
         self._base_env: Adapter | None = None
         self._sampler: Sampler | None = None
-        self._limit = EvaluationLimit()
+        self._limit: EvaluationLimit | None = None
         # Of `random` and `numpy.random` at the end of the last evaluation.
         self._random_states: tuple[Any, Any] | None = None
         # Whether an exception ended the last evaluation.
@@ -228,7 +188,7 @@ class Evaluation:
         """Run the episodes."""
         with self._own_random_states():
             env_steps, agent_steps = self._play()
-        return EvaluationShare(self._limit.metrics.take(), env_steps, agent_steps)
+        return EvaluationShare(self._counted().metrics.take(), env_steps, agent_steps)
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Call a method of every sub-environment, also of those that replace them; the next evaluation resets them."""
@@ -264,7 +224,7 @@ class Evaluation:
         env_steps, agent_steps = sampler.env_steps, sampler.agent_steps
         worker = max(0, self._placement.worker_index - 1)
         duration, num_envs = self._settings.evaluation_duration, sampler.base_env.num_envs
-        self._limit.allot(duration, num_envs, worker, self._workers)
+        self._counted().allot(duration, num_envs, worker, self._workers)
         self._interrupted = True
         try:
             with self.guard:
@@ -299,7 +259,8 @@ class Evaluation:
             self._base_env.stop()
 
     def _ready(self) -> Sampler:
-        changed = self._limit.stops_midway or self._playing is not self._policy_view.policy_map
+        midway = self._limit is not None and self._limit.stops_midway
+        changed = midway or self._playing is not self._policy_view.policy_map
         if self._interrupted or (self._sampler is not None and changed):
             # All sub-environments are at the beginning of an episode afterwards.
             self.stop()
@@ -307,7 +268,7 @@ class Evaluation:
         is_new = self._base_env is None
         if self._base_env is None:
             self._base_env = self._make_base_env(self._settings)
-            self._limit = self._limit_of(self._base_env)
+            self._limit = EvaluationLimit(self._base_env, self._in_episodes)
         if self._sampler is None:
             self._sampler = self._new_sampler(self._base_env, is_new)
         if is_new:
@@ -315,24 +276,16 @@ class Evaluation:
                 call_each(self._base_env, method, args)
         return self._sampler
 
-    def _limit_of(self, base_env: Adapter) -> EvaluationLimit:
-        if base_env.lockstep:
-            return ShareLimit(self._in_episodes, FirstEpisodes(self._in_episodes, self._index_of))
-        if not base_env.num_envs:
-            return JointLimit(self._in_episodes)
-        return ShareLimit(True) if self._in_episodes else EvaluationLimit()
-
-    def _index_of(self, env_id: EnvId) -> int:
-        # A checkpoint may bring metrics of another environment.
-        assert self._base_env is not None
-        return self._base_env.index_of(env_id)
+    def _counted(self) -> EvaluationLimit:
+        assert self._limit is not None
+        return self._limit
 
     def _new_sampler(self, base_env: Adapter, is_new: bool) -> Sampler:
-        policy_view, settings = self._policy_view, self._settings
+        policy_view, settings, limit = self._policy_view, self._settings, self._counted()
         self._playing = policy_view.policy_map
         sampler = new_sampler(
-            settings, base_env, policy_view, [group.clone() for group in policy_view.groups], self._limit,
-            self._limit.metrics, self._seed, self._callbacks, self._placement,
+            settings, base_env, policy_view, [group.clone() for group in policy_view.groups], limit,
+            limit.metrics, self._seed, self._callbacks, self._placement,
         )  # fmt: skip
         sampler.use_vector_loop = False
         if is_new:

@@ -66,10 +66,10 @@ class SharedLayers:
         trunk = _trunk_of(network, recipe, where)
         for other, theirs in self._groups.get(group, {}).items():
             if theirs != trunk:
-                mine, wanted = _difference(trunk, theirs)
                 raise ConfigError(
-                    f"{where}: its hidden layers have {mine}, expected {wanted} as in policy {other!r}; "
-                    f"{_remedy(trunk, theirs)}, or separate groups"
+                    f"{where}: its hidden layers are {_described(trunk)}, expected {_described(theirs)} as in policy "
+                    f"{other!r}; give both the same model and observation size, and heads on one trunk (PPO by "
+                    "model.vf_share_layers=True, DQN by dueling=True), or separate groups"
                 )
             _check_pair(policy_id, other, group, policy_map)
         self._groups.setdefault(group, {})[policy_id] = trunk
@@ -123,26 +123,9 @@ def _one_is_frozen(learning: str, frozen: str, group: str) -> ConfigError:
     )
 
 
-def _remedy(mine: Trunk, theirs: Trunk) -> str:
-    heads, others = ({name.partition(".")[0] for name, _ in trunk.shapes} for trunk in (mine, theirs))
-    if heads == others:
-        return "give both the same model and observation size"
-    return "let their heads stand on one trunk, PPO by model.vf_share_layers=True and DQN by dueling=True"
-
-
-def _difference(mine: Trunk, theirs: Trunk) -> tuple[Any, Any]:
-    if mine.activation != theirs.activation:
-        return f"activation {mine.activation!r}", repr(theirs.activation)
-    pairs = [(dict(mine.shapes).get(name), name, shape) for name, shape in theirs.shapes]
-    for own, name, shape in pairs:
-        if own != shape:
-            return (f"no {name}" if own is None else f"{name} {list(own)}"), (
-                name if own is None else list(shape)
-            )
-    extra = next((name for name, _ in mine.shapes if name not in dict(theirs.shapes)), None)
-    if extra is None:
-        return f"convolutions {mine.conv}", theirs.conv
-    return extra, f"no {extra}"
+def _described(trunk: Trunk) -> str:
+    convolutions = f" after convolutions {trunk.conv}" if trunk.conv else ""
+    return f"{dict(trunk.shapes)} with {trunk.activation!r}{convolutions}"
 
 
 _OWN = "weights."

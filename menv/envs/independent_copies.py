@@ -49,11 +49,7 @@ class IndependentCopies(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Reset all copies, each with its own seed; agent 0 gets `seed` itself.
-
-        Raises:
-            ContractError: A copy has the old `reset`.
-        """
+        """Reset all copies, each with its own seed; agent 0 gets `seed` itself."""
         obs: AgentDict = {}
         infos: AgentDict = {}
         for agent_id, env in enumerate(self.envs):
@@ -70,31 +66,29 @@ class IndependentCopies(MultiAgentEnv):
             CallOrderError: The episode has ended, or never began.
             ContractError: An agent is unknown, or has ended; a copy has the old 4-tuple `step`.
         """
-        steps = self._steps
+        steps, name = self._steps, type(self).__name__
         if not steps:
             raise CallOrderError(
-                f"{type(self).__name__}.step: no agent is alive, expected a running episode; call reset first"
+                f"{name}.step: no agent is alive, expected a running episode; call reset first"
             )
-        obs: AgentDict = {}
-        rewards: AgentDict = {}
-        terminateds: AgentDict = {}
-        truncateds: AgentDict = {}
-        infos: AgentDict = {}
+        out: StepDicts = ({}, {}, {}, {}, {})
         last_truncated = False
         for agent_id, action in action_dict.items():
             if agent_id not in steps:
-                raise ContractError(self._cannot_act(agent_id))
-            outcome = returned(steps[agent_id](action), 5, f"{type(self).__name__}.step, agent {agent_id!r}")
-            obs[agent_id], rewards[agent_id], terminated, truncated, infos[agent_id] = outcome
-            terminateds[agent_id] = terminated
-            truncateds[agent_id] = truncated
-            if terminated or truncated:
+                raise ContractError(
+                    f"{name}.step: agent {agent_id!r} has ended or is unknown, expected actions for "
+                    f"{', '.join(map(repr, steps))} only; answer the agents that the last obs named"
+                )
+            outcome = returned(steps[agent_id](action), 5, f"{name}.step, agent {agent_id!r}")
+            for part, value in zip(out, outcome, strict=True):
+                part[agent_id] = value
+            if outcome[2] or outcome[3]:
                 del steps[agent_id]
                 self.agents = list(steps)
-                last_truncated = last_truncated or bool(truncated)
-        terminateds[ALL] = not steps and not last_truncated
-        truncateds[ALL] = not steps and last_truncated
-        return obs, rewards, terminateds, truncateds, infos
+                last_truncated = last_truncated or bool(outcome[3])
+        out[2][ALL] = not steps and not last_truncated
+        out[3][ALL] = not steps and last_truncated
+        return out
 
     def render(self) -> Any:
         """Return the picture of agent 0's copy."""
@@ -103,14 +97,6 @@ class IndependentCopies(MultiAgentEnv):
     def close(self) -> None:
         """Close all copies."""
         close_all(self.envs)
-
-    def _cannot_act(self, agent_id: AgentId) -> str:
-        state = "has ended" if agent_id in self.possible_agents else "is unknown"
-        alive = ", ".join(repr(one) for one in self._steps)
-        return (
-            f"{type(self).__name__}.step: agent {agent_id!r} {state}, expected actions for {alive} only; "
-            "answer the agents that the last obs named"
-        )
 
 
 def make_multi_agent(name_or_creator: Any) -> type[IndependentCopies]:

@@ -237,32 +237,15 @@ def spec(**model: Any) -> PolicySpec:
     return PolicySpec(config={"model": {"shared_layers": "eyes", **model}})
 
 
-TWO_WIDTHS = (
-    r"policies\['b'\]: model.shared_layers='eyes': its hidden layers have policy.0.weight \[3, 8\], expected "
-    r"\[2, 8\] as in policy 'a'"
-)
+UNLIKE = r"policies\['b'\]: model.shared_layers='eyes': its hidden layers are .* as in policy 'a'"
 HALF_FROZEN = "policies_to_train: 'a' and not 'b', which shares layers 'eyes' with it, expected both or none"
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "observations": ({"env_config": {"width": 3}}, TWO_WIDTHS),
-    "fewer layers": (
-        {"policies": {"a": spec(), "b": spec(fcnet_hiddens=[8])}},
-        r"have no policy.1.weight, expected policy.1.weight as",
-    ),
-    "more layers": (
-        {"policies": {"a": spec(fcnet_hiddens=[8]), "b": spec()}},
-        r"have policy.1.weight, expected no policy.1.weight as",
-    ),
-    "activation": (
-        {"policies": {"a": spec(), "b": spec(fcnet_activation="relu")}},
-        r"have activation 'relu', expected 'tanh' as .*'a'",
-    ),
-    "one trunk and two": (
-        {"policies": {"a": spec(), "b": spec(vf_share_layers=True)}}, r"have no policy.0.weight, expected"
-    ),
-    "algorithms": (
-        {"policies": {"a": spec(), "b": PolicySpec(algorithm="DQN", config=TOGETHER)}},
-        r"'b'.*no policy.0.weight.*; let their heads stand on one trunk, PPO by model.vf_share_layers=True",
-    ),
+    "observations": ({"env_config": {"width": 3}}, UNLIKE),
+    "fewer layers": ({"policies": {"a": spec(), "b": spec(fcnet_hiddens=[8])}}, UNLIKE),
+    "more layers": ({"policies": {"a": spec(fcnet_hiddens=[8]), "b": spec()}}, UNLIKE),
+    "activation": ({"policies": {"a": spec(), "b": spec(fcnet_activation="relu")}}, UNLIKE),
+    "one trunk and two": ({"policies": {"a": spec(), "b": spec(vf_share_layers=True)}}, UNLIKE),
+    "algorithms": ({"policies": {"a": spec(), "b": PolicySpec(algorithm="DQN", config=TOGETHER)}}, UNLIKE),
     "no layers": (
         {"policies": {"a": spec(fcnet_hiddens=[]), "b": spec()}}, r"'a'.*without hidden layers, expected at least one"
     ),

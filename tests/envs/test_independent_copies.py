@@ -162,14 +162,14 @@ def test_nobody_has_to_act() -> None:
 
 
 def test_an_unknown_agent_is_named() -> None:
-    with pytest.raises(ContractError, match=r"agent 7 is unknown, expected actions for 0, 1 only"):
+    with pytest.raises(ContractError, match=r"agent 7 .* expected actions for 0, 1 only"):
         copies(2).step({7: 1})
 
 
 def test_a_finished_agent_that_acts_is_named() -> None:
     env = copies(2)
     env.step({0: 1, 1: 9})
-    with pytest.raises(ContractError, match=r"agent 0 has ended, expected actions for 1 only"):
+    with pytest.raises(ContractError, match=r"agent 0 .* expected actions for 1 only"):
         env.step({0: 1})
 
 
