@@ -43,7 +43,7 @@ _REMOVED = " <removed>"
 
 Noise = npt.NDArray[np.float32]
 
-AHEAD = 64
+_AHEAD = 64
 """Env steps that a block of random numbers serves."""
 # It also covers slots of agents that do not wait; with more of them a block costs more than it saves.
 _SLOTS_PER_ROW = 4
@@ -540,9 +540,6 @@ class ActionSampler:
         self._first: Column = np.zeros(0, np.int64)
         self._block = np.zeros((0, 0, width), np.float32)
         self._misses = 0
-        # The same block as rows, and what to subtract from an index into them.
-        self._rows = self._block.reshape(-1, width)
-        self._origin = self._first
 
     def rows(self, slots: Column, table: TrajectoryTable, env_steps: Column) -> Noise:
         """Return the numbers of the rows at `slots` [R], given [E] env steps since each sub-environment's start."""
@@ -553,7 +550,7 @@ class ActionSampler:
                 first, last = min(steps), max(steps)
             else:
                 first, last = int(np.minimum.reduce(ahead)), int(np.maximum.reduce(ahead))
-            if first >= 0 and last < AHEAD:
+            if first >= 0 and last < _AHEAD:
                 if first == last:
                     together: Noise = self._block[first].take(slots, axis=0)
                     return together
@@ -566,27 +563,12 @@ class ActionSampler:
         fresh: Noise = self._block[0].take(slots, axis=0)
         return fresh
 
-    def draw_ahead(self, table: TrajectoryTable, env_steps: Column) -> None:
-        """Generate a block of `AHEAD` env steps for all sub-environments, from this one on; each is its own slot."""
-        self._draw_block(table, env_steps)
-        count = len(self._first)
-        self._rows = self._block.reshape(-1, self._width)
-        self._origin = self._first * count - np.arange(count)
-
-    def ahead(self, env_steps: Column) -> Noise:
-        """Return the numbers of `draw_ahead` for these env steps [E] of all sub-environments."""
-        # One look-up in the block as rows [AHEAD * E, width], which is less work than two indices for each.
-        places = env_steps * len(env_steps)
-        places -= self._origin
-        found: Noise = self._rows.take(places, axis=0)
-        return found
-
     def _draw_block(self, table: TrajectoryTable, env_steps: Column) -> None:
         self._misses = 0
         self._version = table.version
         self._first = env_steps.copy()
         keys, steps = table.keys[: table.used], env_steps[table.env_indices[: table.used]]
-        self._block = self._draw(keys[None, :], steps[None, :] + np.arange(AHEAD)[:, None], self._width)
+        self._block = self._draw(keys[None, :], steps[None, :] + np.arange(_AHEAD)[:, None], self._width)
 
 
 @dataclass(slots=True)

@@ -23,157 +23,21 @@ from menv.metrics import Metrics, Timers
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import (
-    AHEAD,
     ActionSampler,
     PolicyGroup,
     check_bounds,
     outside_space_error,
 )
-from menv.sampling.rollout_buffer import RolloutBuffer
 from menv.sampling.trajectories import TrajectoryTable
 from menv.spaces import OutsideSpaceError
 
 
-class VectorSteps:
-    """Writes vector steps of E sub-environments of one agent each into a rollout buffer; the slot is the env index.
-
-    Starts and ends of trajectories are collected, and passed to the buffer for many steps at once. Where the final
-    observation of an episode is a row of its own, because the next step resets, that row is the first of the next
-    trajectory.
-
-    Attributes:
-        rows: Positions of the last vector step.
-    """
-
-    def __init__(
-        self,
-        buffer: RolloutBuffer,
-        env: LockstepEnvs,
-        policy: int,
-        table: TrajectoryTable,
-        tracker: EpisodeTracker,
-    ) -> None:
-        self.buffer = buffer
-        self._policy = policy
-        self._table = table
-        self._tracker = tracker
-        self._slots = np.arange(env.num_envs)
-        self._lives = (tracker.agent_keys(env.num_envs) >> np.uint64(1)).astype(np.int64)
-        # [E] where the running episodes began, as a number of vector steps after the last `flush`.
-        self._since = np.zeros(env.num_envs, np.int64)
-        self._begin(self._slots, 0)
-        self.rows = slice(0, 0)
-        # Of each vector step since the last `flush`: None, or the sub-environments [K] that are done, and their flags.
-        self._ended: list[tuple[Column, Column, Column] | None] = []
-        # Final observations, None if they are rows, and their infos.
-        self._finals: list[Any] | None = []
-        self._final_infos: list[Mapping[str, Any]] = []
-        # Returns and lengths of episodes that ended since the last `record`.
-        self._returns: list[float] = []
-        self._lengths: list[int] = []
-
-    def last_obs(self) -> tuple[Column, Column | None]:
-        """Return the observations [E, F] and masks [E, M] of the last vector step."""
-        return self.buffer.inputs(self.rows)
-
-    def add(self, step: VectorStep, obs: Column, mask: Column | None) -> None:
-        """Add a vector step with its observations [E, F] and masks [E, M] as rows."""
-        self.rows = self.buffer.add(self._slots, obs, mask, step.rewards)
-        if step.infos:
-            self.buffer.add_infos(step.infos, None)
-        if step.done is None:
-            self._ended.append(None)
-            return
-        done = step.done.nonzero()[0]
-        self._ended.append((done, step.terminated.take(done), step.truncated.take(done)))
-        if step.finals is None:
-            self._finals = None
-            self._final_infos += [step.infos[index] if step.infos else {} for index in done.tolist()]
-        else:
-            assert self._finals is not None
-            self._finals += step.finals
-            self._final_infos += step.final_infos
-
-    def check_rewards(self) -> None:
-        """Raise if a reward of the fragment is not finite: one reduction instead of one for each step."""
-        incoming = self.buffer.incoming
-        with np.errstate(over="ignore", invalid="ignore"):
-            if math.isfinite(np.add.reduce(incoming)):
-                return
-            finite, expected = np.isfinite(incoming), "expected a finite number; look for a division by zero"
-            if finite.all():
-                finite = np.isfinite(np.add.accumulate(incoming))
-                expected = "with which no float64 holds their sum, expected smaller ones; scale the rewards"
-        row = int(np.argmin(finite))
-        raise ContractError(
-            f"env {row % len(self._slots)}, env step {row // len(self._slots)} of the fragment: the reward is "
-            f"{incoming[row]}, {expected}"
-        )
-
-    def flush(self) -> None:
-        """Pass starts and ends to the buffer, and the returns and lengths of episodes to `record`."""
-        ended, self._ended = self._ended, []
-        count, num_envs = len(ended), len(self._slots)
-        first = self.buffer.rows - count * num_envs
-        returns = self._returns_at_ends(ended, self.buffer.incoming[first:].reshape(-1, num_envs))
-        if returns:
-            slots, terminated, truncated = map(np.concatenate, zip(*filter(None, ended), strict=True))
-            steps = [number for number, parts in enumerate(ended) if parts is not None]
-            at = np.repeat(steps, [len(part) for part in returns])
-            self._count(slots, at, np.concatenate(returns))
-            flags = terminated.astype(np.bool_), truncated.astype(np.bool_)
-            rows = first + at * num_envs + slots
-            self.buffer.end_all(slots, rows, *flags, self._finals, self._final_infos)
-            self._begin(slots, -1 if self._finals is None else 0)
-            self._final_infos = []
-            self._finals = None if self._finals is None else []
-        self._since -= count
-
-    def _begin(self, slots: Column, released: int) -> None:
-        count = len(slots)
-        ids = self._tracker.new_ids(slots)
-        zeros = np.zeros(count, np.int64)
-        starts = (
-            slots, zeros + self._policy, zeros == 0, ids, zeros, slots, self._lives[slots], [SINGLE_AGENT] * count
-        )  # fmt: skip
-        self.buffer.start_all(starts, released)
-
-    def _returns_at_ends(self, ended: Sequence[tuple[Column, ...] | None], rewards: Column) -> list[Column]:
-        """Add rewards [T, E] to the returns in the order of the general loop; return those of ended episodes."""
-        returns, found = self._table.returns[: len(self._slots)], []
-        with np.errstate(over="ignore", invalid="ignore"):
-            for earned, parts in zip(rewards, ended, strict=True):
-                returns += earned
-                if parts is not None:
-                    found.append(returns.take(parts[0]))
-                    returns[parts[0]] = 0.0
-        return found
-
-    def _count(self, slots: Column, at: Column, returns: Column) -> None:
-        """Count the episodes [K] that ended on slots in vector steps `at`, in time order."""
-        # Where the final observation is a row, the next vector step is a reset.
-        next_begins = at + (self._finals is None)
-        order = np.argsort(slots, kind="stable")
-        again = np.flatnonzero(slots[order[1:]] == slots[order[:-1]])
-        begun = self._since[slots]
-        begun[order[again + 1]] = next_begins[order[again]]
-        self._since[slots] = next_begins
-        self._returns += returns.tolist()
-        self._lengths += (at - begun).tolist()
-
-    def fragment_closed(self) -> None:
-        """Find the last vector step at its new position, after the buffer was closed."""
-        self.rows = slice(0, len(self._slots))
-
-    def record(self, metrics: Metrics, policy_id: str) -> None:
-        """Record the episodes that ended since the last call."""
-        if self._returns:
-            metrics.record_many(policy_id, self._returns, self._lengths)
-            self._returns, self._lengths = [], []
-
-
 class VectorLoop:
     """Takes vector steps of one lockstep environment with one feedforward policy, from the first poll on.
+
+    The slot of an agent is the index of its sub-environment. Starts and ends of trajectories are collected, and passed
+    to the buffer for many steps at once. Where the final observation of an episode is a row of its own, because the
+    next step resets, that row is the first of the next trajectory.
 
     Args:
         env: The environment.
@@ -205,10 +69,24 @@ class VectorLoop:
         self._sampler = ActionSampler(networks.backend.head.draw, networks.backend.head.noise_width)
         self._policy = policy
         self._table = table
+        self._tracker = tracker
         self._timers = timers
-        self._steps = VectorSteps(group.buffer, env, policy, table, tracker)
-        # Vector steps since random numbers were drawn ahead.
-        self._since = AHEAD
+        self._buffer = group.buffer
+        self._slots = np.arange(env.num_envs)
+        self._lives = (tracker.agent_keys(env.num_envs) >> np.uint64(1)).astype(np.int64)
+        # [E] where the running episodes began, as a number of vector steps after the last `_flush`.
+        self._begun_at = np.zeros(env.num_envs, np.int64)
+        self._begin(self._slots, 0)
+        # Positions of the last vector step.
+        self._rows = slice(0, 0)
+        # Of each vector step since the last `_flush`: None, or the sub-environments [K] that are done, and their flags.
+        self._ended: list[tuple[Column, Column, Column] | None] = []
+        # Final observations, None if they are rows, and their infos.
+        self._finals: list[Any] | None = []
+        self._final_infos: list[Mapping[str, Any]] = []
+        # Returns and lengths of the fragment's episodes.
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
 
     @property
     def fits(self) -> bool:
@@ -216,21 +94,15 @@ class VectorLoop:
         return _fits(self._group)
 
     def _act(self, explore: bool) -> Any:
-        before, networks, steps = perf_counter(), self._networks, self._steps
-        obs, mask = steps.last_obs()
-        noise = None
-        if explore:
-            if self._since >= AHEAD:
-                self._sampler.draw_ahead(self._table, self.env_steps)
-                self._since = 0
-            noise = self._sampler.ahead(self.env_steps)
-        self._since += 1
+        before, networks = perf_counter(), self._networks
+        obs, mask = self._buffer.inputs(self._rows)
+        noise = self._sampler.rows(self._slots, self._table, self.env_steps) if explore else None
         decision = networks.backend.decide(obs, mask, noise, self._policy)
         if not decision.is_finite:
-            steps.flush()
-            check_bounds(self._group.strategy, steps.buffer)
+            self._flush()
+            check_bounds(self._group.strategy, self._buffer)
             raise non_finite_error(networks.backend, networks.policy_ids, self._policy, obs)
-        steps.buffer.set_actions(steps.rows, decision.actions, decision.dist_inputs)
+        self._buffer.set_actions(self._rows, decision.actions, decision.dist_inputs)
         path = self._group.strategy.path
         if path is None:
             actions = networks.output(decision.actions)
@@ -252,7 +124,88 @@ class VectorLoop:
         except OutsideSpaceError as error:
             env_step = int(self.env_steps[error.row])
             raise outside_space_error(error.row, SINGLE_AGENT, f"env step {env_step}", error) from error
-        self._steps.add(step, obs, mask)
+        self._rows = self._buffer.add(self._slots, obs, mask, step.rewards)
+        if step.infos:
+            self._buffer.add_infos(step.infos, None)
+        if step.done is None:
+            self._ended.append(None)
+            return
+        done = step.done.nonzero()[0]
+        self._ended.append((done, step.terminated.take(done), step.truncated.take(done)))
+        if step.finals is None:
+            self._finals = None
+            self._final_infos += [step.infos[index] if step.infos else {} for index in done.tolist()]
+        else:
+            assert self._finals is not None
+            self._finals += step.finals
+            self._final_infos += step.final_infos
+
+    def _check_rewards(self) -> None:
+        """Raise if a reward of the fragment is not finite: one reduction instead of one for each step."""
+        incoming = self._buffer.incoming
+        with np.errstate(over="ignore", invalid="ignore"):
+            if math.isfinite(np.add.reduce(incoming)):
+                return
+            finite, expected = np.isfinite(incoming), "expected a finite number; look for a division by zero"
+            if finite.all():
+                finite = np.isfinite(np.add.accumulate(incoming))
+                expected = "with which no float64 holds their sum, expected smaller ones; scale the rewards"
+        row = int(np.argmin(finite))
+        raise ContractError(
+            f"env {row % len(self._slots)}, env step {row // len(self._slots)} of the fragment: the reward is "
+            f"{incoming[row]}, {expected}"
+        )
+
+    def _flush(self) -> None:
+        """Pass starts and ends to the buffer, and the returns and lengths of episodes to `fragment_closed`."""
+        ended, self._ended = self._ended, []
+        count, num_envs = len(ended), len(self._slots)
+        first = self._buffer.rows - count * num_envs
+        returns = self._returns_at_ends(ended, self._buffer.incoming[first:].reshape(-1, num_envs))
+        if returns:
+            slots, terminated, truncated = map(np.concatenate, zip(*filter(None, ended), strict=True))
+            steps = [number for number, parts in enumerate(ended) if parts is not None]
+            at = np.repeat(steps, [len(part) for part in returns])
+            self._count(slots, at, np.concatenate(returns))
+            flags = terminated.astype(np.bool_), truncated.astype(np.bool_)
+            rows = first + at * num_envs + slots
+            self._buffer.end_all(slots, rows, *flags, self._finals, self._final_infos)
+            self._begin(slots, -1 if self._finals is None else 0)
+            self._final_infos = []
+            self._finals = None if self._finals is None else []
+        self._begun_at -= count
+
+    def _begin(self, slots: Column, released: int) -> None:
+        count = len(slots)
+        ids = self._tracker.new_ids(slots)
+        zeros = np.zeros(count, np.int64)
+        starts = (
+            slots, zeros + self._policy, zeros == 0, ids, zeros, slots, self._lives[slots], [SINGLE_AGENT] * count
+        )  # fmt: skip
+        self._buffer.start_all(starts, released)
+
+    def _returns_at_ends(self, ended: Sequence[tuple[Column, ...] | None], rewards: Column) -> list[Column]:
+        """Add rewards [T, E] to the returns in the order of the general loop; return those of ended episodes."""
+        returns, found = self._table.returns[: len(self._slots)], []
+        with np.errstate(over="ignore", invalid="ignore"):
+            for earned, parts in zip(rewards, ended, strict=True):
+                returns += earned
+                if parts is not None:
+                    found.append(returns.take(parts[0]))
+                    returns[parts[0]] = 0.0
+        return found
+
+    def _count(self, slots: Column, at: Column, returns: Column) -> None:
+        """Count the episodes [K] that ended on slots in vector steps `at`, in time order."""
+        # Where the final observation is a row, the next vector step is a reset.
+        next_begins = at + (self._finals is None)
+        order = np.argsort(slots, kind="stable")
+        again = np.flatnonzero(slots[order[1:]] == slots[order[:-1]])
+        begun = self._begun_at[slots]
+        begun[order[again + 1]] = next_begins[order[again]]
+        self._begun_at[slots] = next_begins
+        self._returns += returns.tolist()
+        self._lengths += (at - begun).tolist()
 
     def _take_step(self, explore: bool) -> VectorStep:
         actions, before, env = self._act(explore), perf_counter(), self._env
@@ -265,7 +218,7 @@ class VectorLoop:
         """Take a fragment's steps; return the env steps of all sub-environments together."""
         env = self._env
         num_envs = env.num_envs
-        if not self._steps.buffer.rows:
+        if not self._buffer.rows:
             before = perf_counter()
             first = env.poll_vector_step()
             self._timers.env += perf_counter() - before
@@ -277,21 +230,23 @@ class VectorLoop:
             count += num_envs if step.begun is None else num_envs - step.begun.tobytes().count(1)
             full = limit.end_vector_step(count, step.done, env.env_steps)
             self._add(step)
-        self._steps.check_rewards()
-        self._steps.flush()
+        self._check_rewards()
+        self._flush()
         return count
 
     def fragment_closed(self, metrics: Metrics) -> None:
         """Record the episodes that ended; the pending rows are the first of the closed buffer now."""
-        self._steps.record(metrics, self._group.policy_ids[self._policy])
-        self._steps.fragment_closed()
+        if self._returns:
+            metrics.record_many(self._group.policy_ids[self._policy], self._returns, self._lengths)
+            self._returns, self._lengths = [], []
+        self._rows = slice(0, len(self._slots))
 
     def count_episodes(self, numbered: Column) -> tuple[Column, int]:
         """Return how many episodes have begun [E] and how many are running; `numbered` [E] have an id.
 
         Where a final observation is a row of its own, the next episode has an id before it begins.
         """
-        if not self._steps.buffer.closed:
+        if not self._buffer.closed:
             return numbered, self._env.num_envs
         between = self._env.resetting
         return numbered - between, self._env.num_envs - int(np.count_nonzero(between))
