@@ -59,7 +59,7 @@ from menv.migration_hints import old_arguments
 from menv.plain_files import path_given, writing
 from menv.policy import Policy, one_row, parts_given
 from menv.sample_batch import SampleBatch
-from menv.spaces import OutsideSpaceError
+from menv.spaces import OutsideSpaceError, has_order
 
 
 @dataclass(eq=False)
@@ -442,6 +442,11 @@ class NetworkPolicy(Policy):
             ) from error
 
     def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:
+        if not has_order(obs_batch):
+            raise ContractError(
+                f"policy {self.policy_id!r}: obs_batch is a {type(obs_batch).__name__}, expected a list of "
+                "observations; pass [obs] for one"
+            )
         networks = self.networks
         path = self._connected()
         try:

@@ -135,12 +135,9 @@ def test_a_default_of_double_precision_changes_nothing(name: str, request: pytes
 
 
 @pytest.mark.usefixtures("doubles")
-def test_a_module_of_doubles_is_refused_with_a_parameter_that_is_one() -> None:
+def test_a_module_of_doubles_is_refused() -> None:
     model = {"custom_model": Single, "custom_model_config": {"dtype": torch.float64}}
-    refused = (
-        r"custom_model Single: forward failed with .*, where 'policy\.weight' is torch\.float64; give layers"
-    )
-    with pytest.raises(ConfigError, match=refused):
+    with pytest.raises(ConfigError, match="custom_model Single"):
         PPO(env="CartPole-v1", config={**SMALL, "model": model})
 
 

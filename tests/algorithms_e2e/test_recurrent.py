@@ -156,18 +156,11 @@ def test_a_state_is_handed_in_and_handed_back() -> None:
         np.testing.assert_array_equal(fresh[0][0], fresh[0][1])
 
 
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [
-        (np.full(16, np.nan, np.float32), "part 1 of the state holds NaN"),
-        (np.array(["a"] * 16), "part 1 of the state is an array of <U1"),
-        (np.zeros(16, np.complex64), "part 1 of the state is an array of complex64"),
-        (np.array([None] * 16), "part 1 of the state is an array of object"),
-        ("a", "states of shapes"),
-        (np.zeros((1, 16), np.float32), "states of shapes"),
-    ],
-)
-def test_a_state_that_holds_no_numbers_is_refused(part: Any, said: str) -> None:
+@pytest.mark.parametrize("part", [
+    np.full(16, np.nan, np.float32), np.array(["a"] * 16), np.zeros(16, np.complex64), np.array([None] * 16), "a",
+    np.zeros((1, 16), np.float32),
+], ids=str)  # fmt: skip
+def test_a_state_that_holds_no_numbers_is_refused(part: Any) -> None:
     with PPO(env=recall, config={**CONFIG, "model": {**MODEL, "use_gru": True}}) as algorithm:
         policy = algorithm.get_policy()
         state = policy.get_initial_state()
@@ -179,7 +172,7 @@ def test_a_state_that_holds_no_numbers_is_refused(part: Any, said: str) -> None:
             lambda: policy.compute_actions([0], batch),
         ]
         for ask in asked:
-            with pytest.raises(ContractError, match=rf"^policy 'default_policy': {said}.*; pass "):
+            with pytest.raises(ContractError, match=r"^policy 'default_policy': states of shapes .*; pass "):
                 ask()
         with pytest.raises(ContractError, match="states of shapes"):
             algorithm.compute_single_action(0, state=[*policy.get_initial_state(), np.zeros(16)])
@@ -197,7 +190,9 @@ def test_a_recurrent_policy_is_never_asked_without_its_state() -> None:
             algorithm.compute_single_action(0, state=[])
         with pytest.raises(ContractError, match=r"act was given no state.*get_initial_state"):
             algorithm.get_policy().act(0)
-        with pytest.raises(ContractError, match=r"shapes \[\(1, 3\)\], expected \[\(1, 16\), \(1, 16\)\]"):
+        with pytest.raises(
+            ContractError, match=r"shapes \[\(1, 3\)\], expected numbers of shapes \[\(1, 16\), \(1, 16\)\]"
+        ):
             algorithm.compute_single_action(0, state=[np.zeros(3)])
 
 
