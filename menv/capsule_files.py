@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -85,7 +84,8 @@ def write_capsule(folder: Path | None, content: Mapping[str, Any], secrets: set[
         actions = to_plain(content["actions"], arrays)
         values = {name: to_plain(array.ravel().tolist(), {}) for name, array in arrays.items()}
         listed = {name: (array.dtype.name, array.shape, values[name]) for name, array in arrays.items()}
-        known = {"kind": CAPSULE, "version": CAPSULE_VERSION, "versions": _versions()}
+        versions = {"python": platform.python_version(), "menv": menv.__version__}
+        known = {"kind": CAPSULE, "version": CAPSULE_VERSION, "versions": versions}
         written = {**known, **content, "actions": actions, "arrays": listed}
         text = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in written.items())
         text = hidden(text, secrets)
@@ -99,14 +99,3 @@ def write_capsule(folder: Path | None, content: Mapping[str, Any], secrets: set[
             # The folder stays if it has capsules.
             folder.rmdir()
     return None
-
-
-def _versions() -> dict[str, str]:
-    # 10 ms that clients do not need.
-    import importlib.metadata
-
-    found = {"python": platform.python_version(), "menv": menv.__version__}
-    for package in {name.partition(".")[0] for name in [*sys.modules]} - sys.stdlib_module_names:
-        with suppress(importlib.metadata.PackageNotFoundError, ValueError):
-            found[package] = importlib.metadata.version(package)
-    return dict(sorted(found.items()))

@@ -57,7 +57,7 @@ class Capsule(msgspec.Struct, kw_only=True):
         began: Env steps of the sub-environment at that reset.
         actions: Each agent's actions since then, in order, with the one that failed; None if they are not known.
         arrays: The arrays in `actions`, by name: dtype, shape and numbers.
-        versions: Of Python, menv and the packages that were imported.
+        versions: Of Python and menv.
     """
 
     kind: Literal["menv crash capsule"]

@@ -1,14 +1,14 @@
 """`menv replay CAPSULE`: repeats the episode in which an environment failed, from its crash capsule.
 
-The exit status is 0 if the fault is the same or the replay stopped where it was asked to, else 1.
+The exit status is 0 if the fault is the same, else 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from menv.cli.arguments import Parser, count, json_settings, parsed, print_text, take_imports
-from menv.verify.replay import SAME, STOPPED, replay
+from menv.cli.arguments import Parser, json_settings, parsed, print_text, take_imports
+from menv.verify.replay import SAME, replay
 
 
 def main(arguments: Sequence[str], program: str) -> int:
@@ -21,13 +21,8 @@ def main(arguments: Sequence[str], program: str) -> int:
         help="settings over the capsule's env_config, such as secrets, which are left out of it",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, help="seed of the reset, if the capsule does not hold it")
-    parser.add_argument("--until-step", type=count, metavar="N", help="stop after env step N of the episode")
-    parser.add_argument("--debug", action="store_true", help="take the step that failed in the debugger pdb")
     take_imports(parser)
     args = parsed(parser, arguments)
-    report = replay(
-        args.capsule, args.env, args.env_config, seed=args.seed, until_step=args.until_step, debug=args.debug,
-        modules=args.modules,
-    )  # fmt: skip
+    report = replay(args.capsule, args.env, args.env_config, seed=args.seed, modules=args.modules)
     print_text(str(report), program)
-    return int(report.verdict not in (SAME, STOPPED))
+    return int(report.verdict != SAME)

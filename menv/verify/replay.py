@@ -6,11 +6,9 @@ adapter that stepped it, so that errors and refusals are the same ones. `menv re
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import pdb
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +27,7 @@ from menv.sampling.infer_policies import AgentSpaces
 from menv.sampling.policy_group import outside_space_error
 from menv.spaces import OutsideSpaceError, why_outside
 
-SAME, ANOTHER, NONE, STOPPED = "same fault", "another fault", "no fault, differs", "stopped"
+SAME, ANOTHER, NONE = "same fault", "another fault", "no fault, differs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class ReplayReport:
     """What a replay found.
 
     Attributes:
-        verdict: `SAME`, `ANOTHER`, `NONE`, or `STOPPED` where it was asked to stop.
+        verdict: `SAME`, `ANOTHER` or `NONE`.
         env_steps: Env steps that were taken.
         text: The whole report.
     """
@@ -56,19 +54,15 @@ def replay(
     env_config: Mapping[str, Any] | None = None,
     *,
     seed: int | None = None,
-    until_step: int | None = None,
-    debug: bool = False,
     modules: Sequence[str] = (),
 ) -> ReplayReport:
-    """Repeat the episode of a crash capsule.
+    """Repeat the episode of a crash capsule in this process, which ends with it if the environment ends its process.
 
     Args:
         path: The capsule.
         env: The environment, as for an algorithm; None if this process knows the capsule's by name.
         env_config: Settings over the capsule's, such as secrets, which it does not hold.
         seed: Seed of the reset; None for the capsule's, which one of an external environment does not hold.
-        until_step: Stop after so many env steps.
-        debug: Take the last step in the debugger `pdb`.
         modules: Modules, or paths of .py files, to import first.
 
     Raises:
@@ -91,56 +85,18 @@ def replay(
         capsule.settings(env_config or {}), worker_index=capsule.worker_index, vector_index=capsule.vector_index,
         num_workers=capsule.num_workers,
     )  # fmt: skip
-    repeated = _Replay(capsule, seed, until_step, debug)
-    run = repeated.run_apart if capsule.origin[0] == "WorkerLostError" and not debug else repeated.run
-    return run(capsule.env if env is None else env, context)
-
-
-class _LeftError(BaseException):
-    """The user left the debugger; no fault of the environment."""
-
-
-class _Debugger(pdb.Pdb):
-    """Notes that the user quits, of which `runcall` says nothing."""
-
-    left = False
-
-    def set_quit(self) -> None:
-        self.left = True
-        super().set_quit()
+    return _Replay(capsule, seed).run(capsule.env if env is None else env, context)
 
 
 class _Replay:
     """One replay: takes the recorded actions from each agent's list as the agent waits."""
 
-    def __init__(self, capsule: Capsule, seed: int | None, until_step: int | None, debug: bool) -> None:
-        self._capsule, self._seed, self._until_step, self._debug = capsule, seed, until_step, debug
+    def __init__(self, capsule: Capsule, seed: int | None) -> None:
+        self._capsule, self._seed = capsule, seed
         actions = capsule.actions_by_agent()
         self._actions = {agent: iter(own) for agent, own in actions.items()}
         self._left = sum(map(len, actions.values()))
         self._steps = 0
-
-    def run_apart(self, env: Any, context: EnvContext) -> ReplayReport:
-        """Replay in a child of this process, which may end with the environment."""
-        found: Any = None
-
-        def run() -> None:
-            try:
-                writer.send(self.run(env, context))
-            except MenvError as error:
-                writer.send(error)
-
-        forks = multiprocessing.get_context("fork")
-        reader, writer = forks.Pipe(duplex=False)
-        child = forks.Process(target=run)
-        child.start()
-        writer.close()
-        with suppress(EOFError):
-            found = reader.recv()
-        child.join()
-        if isinstance(found, MenvError):
-            raise found
-        return found or self._report(SAME, f"the process ended with exit code {child.exitcode}")
 
     def run(self, env: Any, context: EnvContext) -> ReplayReport:
         """Create the environment and replay in it."""
@@ -157,35 +113,18 @@ class _Replay:
                 )
             if self._seed is not None:
                 created.reset = partial(created.reset, seed=self._seed)
-            inner = getattr(created, "unwrapped", created)
-            for method in ("reset", "step") if self._debug else ():
-                setattr(inner, method, partial(self._call, getattr(inner, method)))
             try:
                 return self._repeat(base_env, AgentSpaces(created, "observation"))
-            except _LeftError:
-                return self._report(STOPPED, f"in the debugger, after env step {self._steps}")
             except MenvError as error:
                 return self._judged(error)
         finally:
             with suppress(Exception):
                 close_env(created)
 
-    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # The actions are sent before the step that failed.
-        if self._left:
-            return method(*args, **kwargs)
-        debugger = _Debugger()
-        found = debugger.runcall(method, *args, **kwargs)
-        if debugger.left:
-            raise _LeftError
-        return found
-
     def _repeat(self, base_env: LocalEnvs, spaces: AgentSpaces) -> ReplayReport:
         base_env.begin_at({0: self._capsule.began})
         ready = base_env.poll()
         while self._left:
-            if self._until_step is not None and self._steps >= self._until_step:
-                return self._report(STOPPED, f"after env step {self._steps}, as asked")
             agents = [base_env.seats[slot][1] for slot in ready.slots.tolist()]
             actions = [action for agent in agents for action in islice(self._actions.get(agent, iter(())), 1)]
             if ready.episodes or not agents or len(actions) < len(agents):

@@ -1,14 +1,13 @@
 """`verify_backends` plays an environment in every back-end that can host it and reports the first difference.
 
 A `Task` is what all of them play: an environment, fixed policies, a number of env steps and a seed. `BACKENDS` is the
-table of ways to host it; a new way is a new entry. Each returns a `RunRecord`, whose digest is compared with the first
-one's. `menv verify` prints the report.
+table of ways to host it. Each returns a `RunRecord`, whose digest is compared with the first one's.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +23,7 @@ from menv.algorithms.network_group_builder import build_groups
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.ppo import PPORecipe
 from menv.base_env import SINGLE_AGENT, AgentId, Column
-from menv.checking.values import state_of_generators, used_since
+from menv.checking.values import same
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, MenvError
 from menv.policy_map import PolicyMap
@@ -84,19 +83,14 @@ class Task:
         finally:
             base_env.stop()
 
-    @property
-    def name(self) -> str:
-        """The environment's name for reports."""
-        return describe_env(self.env)
+    def make_env(self, index: int, worker: tuple[int, int] = (0, 0)) -> Any:
+        """Create sub-environment number `index` of a worker, `(number, of how many)`; 0 of 0 is the driver."""
+        return make_env(self.env, self.context(index, worker))
 
-    def make_env(self, index: int, worker_index: int = 0, num_workers: int = 0) -> Any:
-        """Create sub-environment number `index` of a worker, 0 for the driver."""
-        return make_env(self.env, self.context(index, worker_index, num_workers))
-
-    def context(self, index: int, worker_index: int = 0, num_workers: int = 0) -> EnvContext:
+    def context(self, index: int, worker: tuple[int, int] = (0, 0)) -> EnvContext:
         """Return the context that sub-environment number `index` of a worker is created with."""
         config = dict(self.config.env_config)
-        return EnvContext(config, worker_index=worker_index, vector_index=index, num_workers=num_workers)
+        return EnvContext(config, worker_index=worker[0], vector_index=index, num_workers=worker[1])
 
     def sampler(self, base_env: Adapter, first_index: int) -> Sampler:
         """Return a sampler for some of the sub-environments, with the same policies."""
@@ -123,8 +117,7 @@ class Task:
             for name, spec in specs.items()
             if not spec.answers_itself
         }
-        recipes = {name: PPORecipe() for name in configs}
-        groups, _ = build_groups(specs, configs, recipes, self.seed, config)
+        groups, _ = build_groups(specs, configs, {name: PPORecipe() for name in configs}, self.seed, config)
         return policy_map, groups
 
 
@@ -134,74 +127,62 @@ def _acting_by_onnx(config: PPOConfig) -> PPOConfig:
     return replace(config, inference="onnx") if stock else config
 
 
-def _by_spaces(agents: Mapping[AgentId, str], *spaces: AgentSpaces) -> PolicyMap | None:
+def _by_spaces(agents: Iterable[AgentId], *spaces: AgentSpaces) -> PolicyMap | None:
     """Return one policy for each group of agents with equal spaces; None if all have the same spaces."""
-    kinds: list[tuple[Any, ...]] = []
+    kinds: list[Any] = []
     owners: dict[AgentId, str] = {}
     for agent in agents:
-        found = tuple(kind.of_policy("any", PolicySpec(), [agent]) for kind in spaces)
+        found = [kind.of_policy("any", PolicySpec(), [agent]) for kind in spaces]
         if found not in kinds:
             kinds.append(found)
         owners[agent] = f"policy_{kinds.index(found)}"
-    if len(kinds) < 2:
-        return None
-    return PolicyMap(sorted(set(owners.values())), partial(_owner, owners))
+    return PolicyMap(sorted(set(owners.values())), partial(_owner, owners)) if len(kinds) > 1 else None
 
 
 def _owner(owners: Mapping[AgentId, str], agent_id: AgentId) -> str:
     return owners[agent_id]
 
 
-Part = dict[str, Column]
+Key = tuple[int, int, int, str]
+"""Env step of the sub-environment, its index among all, step of the trajectory, and agent."""
+Row = dict[str, Any]
+"""The columns of a timestep, each of which depends on the ones before it, and its hash."""
 
-COMPARED = ("obs", "action_mask", "actions", "rewards", "terminateds", "truncateds", "last_obs")
-"""Columns, each of which depends on the ones before it."""
+COMPARED = ("obs", "action_mask", "actions", "rewards", "terminateds", "truncateds")
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """The timesteps of all samplers of one back-end.
-
-    Attributes:
-        digest: The digest of all of them.
-        parts: Columns of [N] timesteps each: all of `COMPARED`, `hash`, the trajectory (`life`, `eps_id`, `env_index`
-            among all, `agent` as text) and the time (`t` in the trajectory, `env_t` in the sub-environment).
-    """
+    """The timesteps of all samplers of one back-end, and their digest."""
 
     digest: Digest = field(default_factory=Digest)
-    parts: list[Part] = field(default_factory=list)
-
-    def add(self, other: RunRecord) -> None:
-        """Add the timesteps of other samplers."""
-        self.digest.add(other.digest)
-        self.parts += other.parts
+    rows: dict[Key, Row] = field(default_factory=dict)
 
 
-def _part(sampler: Sampler, batch: SampleBatch, first_index: int) -> Part:
-    chunks = batch.segments
+def _rows(sampler: Sampler, batch: SampleBatch, first_index: int) -> dict[Key, Row]:
+    chunks, episodes = batch.segments, sampler.episodes
     env_indices = chunks.spread("env_id")
-    has_time = SampleBatch.ENV_T in batch
-    part: Part = {
-        "hash": row_hashes(batch),
-        "life": chunks.spread("life"),
-        "eps_id": chunks.spread("eps_id"),
-        "env_index": env_indices + first_index,
-        "agent": np.repeat(_agents(sampler, batch), chunks.lengths),
-        "t": batch[SampleBatch.T],
-        "env_t": batch[SampleBatch.ENV_T] if has_time else _counted(env_indices),
-        "last_obs": batch[SampleBatch.NEXT_OBS],
-    }
-    return part | {name: _plain(batch[name]) for name in COMPARED if name in batch}
-
-
-def _agents(sampler: Sampler, batch: SampleBatch) -> Column:
-    """Return [S] the agents' ids as text, one for each trajectory chunk."""
-    episodes, chunks = sampler.episodes, batch.segments
-    names = [
+    env_t = batch[SampleBatch.ENV_T] if SampleBatch.ENV_T in batch else _counted(env_indices)
+    agents = [
         repr(episodes[eps_id].get_agents()[number] if eps_id in episodes else SINGLE_AGENT)
         for eps_id, number in zip(chunks.eps_id.tolist(), chunks.agent_index.tolist(), strict=True)
     ]
-    return np.array(names, np.str_)
+    named = np.repeat(agents, chunks.lengths).tolist()
+    places = zip(
+        env_t.tolist(),
+        (env_indices + first_index).tolist(),
+        batch[SampleBatch.T].tolist(),
+        named,
+        strict=True,
+    )
+    columns = {name: batch[name] for name in COMPARED if name in batch}
+    over = columns["terminateds"] | columns["truncateds"]
+    last, hashes = batch[SampleBatch.NEXT_OBS], row_hashes(batch)
+    return {
+        key: {name: column[row] for name, column in columns.items()}
+        | {"last_obs": last[row] if over[row] else None, "hash": hashes[row]}
+        for row, key in enumerate(places)
+    }
 
 
 def _counted(env_indices: Column) -> Column:
@@ -211,12 +192,6 @@ def _counted(env_indices: Column) -> Column:
     counts = np.empty_like(env_indices)
     counts[order] = np.arange(len(order)) - np.searchsorted(in_order, in_order)
     return counts
-
-
-def _plain(column: Column) -> Column:
-    if column.dtype != object:
-        return column
-    return np.array([repr(value) for value in column.tolist()], np.str_)
 
 
 MakeEnv = Callable[[int], Any]
@@ -248,37 +223,36 @@ def play_share(task: Task, samplers: int, number: int, host: Host = host_copies)
     """Play the share of sampler `number`; each has as many sub-environments as the others, or one more."""
     size, more = divmod(task.num_envs, samplers)
     first_index = number * size + min(number, more)
-    # A single sampler is the driver, number 0 of 0.
+    # A single sampler is the driver.
     worker = (number + 1, samplers) if samplers > 1 else (0, 0)
-    base_env = host(task, lambda index: task.make_env(index, *worker), size + (number < more), first_index)
+    base_env = host(task, lambda index: task.make_env(index, worker), size + (number < more), first_index)
     try:
         sampler = task.sampler(base_env, first_index)
         if not base_env.lockstep:
             # Episodes date timesteps and name agents. Lockstep environments need neither and use the faster loop.
             sampler.keep_episodes()
         batch = sampler.sample()
-        parts = [_part(sampler, one, first_index) for one in batch.policy_batches.values()]
+        rows: dict[Key, Row] = {}
+        for one in batch.policy_batches.values():
+            rows |= _rows(sampler, one, first_index)
         sampler.finish(batch)
-        return RunRecord(sampler.digest, parts)
+        return RunRecord(sampler.digest, rows)
     finally:
         base_env.stop()
 
 
-def play_here(task: Task, host: Host = host_copies, samplers: int = 1) -> RunRecord:
-    """Play a task in this process with one or several samplers, one after another."""
-    record, samplers = RunRecord(), min(samplers, task.num_envs)
-    for number in range(samplers):
-        record.add(play_share(task, samplers, number, host))
-    return record
+def play_here(task: Task, host: Host = host_copies) -> RunRecord:
+    """Play a task in this process."""
+    return play_share(task, 1, 0, host)
 
 
 _HASH_SEEDS = ("1", "2")
 
 
-def play_in_workers(task: Task, engine_name: EngineName, samplers: int = 2) -> RunRecord:
-    """Play a task in a process for each sampler; raise UnsendableError if none can create the environment."""
+def play_in_workers(task: Task, engine_name: EngineName) -> RunRecord:
+    """Play a task in two processes, or one for a vectorised environment; UnsendableError if none can create it."""
     engine, record = make_engine(engine_name), RunRecord()
-    known, samplers = known_here(task.env, task.settings), min(samplers, task.num_envs)
+    known, samplers = known_here(task.env, task.settings), 1 if task.kind == WHOLE else min(2, task.num_envs)
     try:
         with _other_hashes():
             workers = [
@@ -289,7 +263,9 @@ def play_in_workers(task: Task, engine_name: EngineName, samplers: int = 2) -> R
             worker.ask(_Worker.play)
         for worker in workers:
             worker.answer()
-            record.add(worker.answer())
+            share = worker.answer()
+            record.digest.add(share.digest)
+            record.rows |= share.rows
     finally:
         engine.stop()
     return record
@@ -327,66 +303,34 @@ class Backend:
         name: Its name in reports.
         kinds: The kinds of environments that it can host.
         play: Plays the whole task.
-        suspects: Likely causes of a difference, for the report.
-        repeats: Whether it repeats the first back-end; a difference then explains the later ones.
-        elsewhere: Whether the environments run in other processes.
-        on_ray: Whether these are Ray's.
+        on_ray: Whether the environments run in processes of Ray.
     """
 
     name: str
     kinds: tuple[str, ...]
     play: Callable[[Task], RunRecord]
-    suspects: str = ""
-    repeats: bool = False
-    elsewhere: bool = False
     on_ray: bool = False
 
 
-_NOT_ALONE = (
-    "sub-environments that are not alone: attributes of a class or a module that they share, the global generators "
-    "(random, numpy.random), or worker_index and vector_index of the EnvContext"
-)
-_ELSEWHERE = (
-    "what differs from process to process: attributes of a class or a module, hash() of strings, the order of a set, "
-    "the environment variables"
-)
-
-
-def _workers(engine: EngineName) -> Backend:
-    play = partial(play_in_workers, engine_name=engine)
-    return Backend(f"2 workers ({engine})", _COPIES, play, _ELSEWHERE, elsewhere=True, on_ray=engine == "ray")
-
-
-def _remote(engine: EngineName) -> Backend:
-    play = partial(play_here, host=partial(host_remotely, engine=engine))
-    return Backend(
-        f"remote environments ({engine})", _COPIES, play, _ELSEWHERE, elsewhere=True, on_ray=engine == "ray"
+def _elsewhere(engine: EngineName) -> tuple[Backend, Backend]:
+    on_ray = engine == "ray"
+    workers = partial(play_in_workers, engine_name=engine)
+    remote = partial(play_here, host=partial(host_remotely, engine=engine))
+    return (
+        Backend(f"workers ({engine})", (*_COPIES, WHOLE), workers, on_ray),
+        Backend(f"remote environments ({engine})", _COPIES, remote, on_ray),
     )
 
 
 BACKENDS: tuple[Backend, ...] = (
     Backend("copies", (*_COPIES, WHOLE), play_here),
-    Backend(
-        "copies once more", (*_COPIES, WHOLE), play_here,
-        "what the seed of a reset does not decide: the time, the global generators (random, numpy.random), what an "
-        "earlier environment left in a class or a module", repeats=True,
-    ),
-    Backend("2 samplers", _COPIES, partial(play_here, samplers=2), _NOT_ALONE),
-    Backend("a sampler each", _COPIES, partial(play_here, samplers=1 << 30), _NOT_ALONE),
-    Backend("VectorEnv", (SINGLE,), partial(play_here, host=host_in_vector_env), _NOT_ALONE),
-    Backend(
-        "another process", (*_COPIES, WHOLE), partial(play_in_workers, engine_name="process", samplers=1),
-        "what differs from process to process: hash() of strings, the order of a set, ids of objects, the environment "
-        "variables", elsewhere=True,
-    ),
-    _workers("process"),
-    _remote("process"),
-    _workers("ray"),
-    _remote("ray"),
-)  # fmt: skip
+    Backend("copies once more", (*_COPIES, WHOLE), play_here),
+    Backend("VectorEnv", (SINGLE,), partial(play_here, host=host_in_vector_env)),
+    *_elsewhere("process"),
+    *_elsewhere("ray"),
+)
 """The others are compared with the first one."""
 
-_NO_ROW = "no such row"
 _LONGEST = 40
 
 
@@ -397,7 +341,6 @@ class Difference:
     Attributes:
         env_index: Index of the sub-environment among all.
         agent: The agent's id, as `repr` shows it.
-        episode: Number of the episode in its sub-environment, from 0; episodes without timesteps do not count.
         step: Index in the agent's trajectory.
         env_step: Env steps of the sub-environment at that time.
         column: The column that differs, with the index in it; "row" if only one of the two has this timestep.
@@ -406,102 +349,38 @@ class Difference:
 
     env_index: int
     agent: str
-    episode: int
     step: int
     env_step: int
     column: str
     values: tuple[str, str]
 
     def __str__(self) -> str:
-        where = f"env {self.env_index}, agent {self.agent}, episode {self.episode}, step {self.step}"
-        return f"{where} (env step {self.env_step}): {self.column} is {self.values[0]} and {self.values[1]}"
+        where = f"env {self.env_index}, env step {self.env_step}, agent {self.agent}"
+        return f"{where}: {self.column} is {self.values[0]} and {self.values[1]}"
 
 
 def first_difference(one: RunRecord, other: RunRecord) -> Difference:
     """Return the first difference, in env steps of its sub-environment, of two records with different digests."""
-    rows, others = _rows(one), _rows(other)
-    differing = [
+    none: Row = {"hash": None}
+    key = min(
         key
-        for key in rows.keys() | others.keys()
-        if key not in rows or key not in others or rows[key]["hash"] != others[key]["hash"]
-    ]
-
-    def time_of(key: Key) -> tuple[Any, ...]:
-        row = rows.get(key) or others[key]
-        return (row["env_t"], row["env_index"], row["t"], row["agent"], key)
-
-    key = min(differing, key=time_of)
-    known = rows if key in rows else others
-    row = known[key]
-    began: dict[int, int] = {}
-    for same_env in (found for found in known.values() if found["env_index"] == row["env_index"]):
-        eps_id = same_env["eps_id"]
-        began[eps_id] = min(same_env["env_t"], began.get(eps_id, same_env["env_t"]))
-    episode = sorted(began, key=began.__getitem__).index(row["eps_id"])
-    column, values = _column(rows.get(key), others.get(key))
-    return Difference(
-        int(row["env_index"]), str(row["agent"]), episode, int(row["t"]), int(row["env_t"]), column, values
+        for key in one.rows.keys() | other.rows.keys()
+        if one.rows.get(key, none)["hash"] != other.rows.get(key, none)["hash"]
     )
-
-
-Key = tuple[int, int, int]
-Row = dict[str, Any]
-
-
-def _rows(record: RunRecord) -> dict[Key, Row]:
-    """Return the timesteps of a record by episode, trajectory and step."""
-    found = [
-        dict(zip(part, row, strict=True)) for part in record.parts for row in zip(*part.values(), strict=True)
-    ]
-    return {(row["eps_id"], row["life"], row["t"]): row for row in found}
-
-
-def _column(one: Row | None, other: Row | None) -> tuple[str, tuple[str, str]]:
-    if one is None or other is None:
-        return "row", (_NO_ROW if one is None else "one", _NO_ROW if other is None else "one")
-    over = any(row[flag] for row in (one, other) for flag in ("terminateds", "truncateds"))
-    for name in COMPARED:
-        pair = one.get(name), other.get(name)
-        if (name != "last_obs" or over) and not _same(*pair):
-            return _value(name, *pair)
-    return "last_obs", ("given", "not given")
-
-
-def _same(one: Any, other: Any) -> bool:
-    if one is None or other is None:
-        return one is other
-    first, second = np.asarray(one), np.asarray(other)
-    alike = first.shape == second.shape and first.dtype == second.dtype
-    return alike and first.tobytes() == second.tobytes()
-
-
-def _value(name: str, one: Any, other: Any) -> tuple[str, tuple[str, str]]:
-    one, other = np.asarray(one), np.asarray(other)
-    if one.shape != other.shape or one.ndim == 0:
-        return name, (_short(one), _short(other))
-    flat = one.ravel(), other.ravel()
-    place = next(index for index in range(len(flat[0])) if not _same(flat[0][index], flat[1][index]))
-    return f"{name}[{place}]", (_short(flat[0][place]), _short(flat[1][place]))
-
-
-def _short(value: Column) -> str:
-    text = repr(np.asarray(value).item()) if np.ndim(value) == 0 else f"of shape {np.shape(value)}"
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-
-
-@dataclass(frozen=True, slots=True)
-class BackendFinding:
-    """A back-end whose episodes differ from the first one's.
-
-    Attributes:
-        backend: Its name.
-        first: The first difference; the first of its two values is the first back-end's.
-        suspects: Likely causes; "" where an earlier finding explains the difference.
-    """
-
-    backend: str
-    first: Difference
-    suspects: str
+    env_step, env_index, step, agent = key
+    mine, theirs = one.rows.get(key), other.rows.get(key)
+    pair: list[Any]
+    if mine is None or theirs is None:
+        column, pair = "row", ["no such row" if row is None else "one" for row in (mine, theirs)]
+    else:
+        column = next(name for name in mine if not same(mine[name], theirs.get(name)))
+        pair = [mine[column], theirs.get(column)]
+        if np.ndim(pair[0]) and np.shape(pair[0]) == np.shape(pair[1]):
+            place = int(np.argmax(np.ravel(pair[0]) != np.ravel(pair[1])))
+            column, pair = f"{column}[{place}]", [np.ravel(value)[place] for value in pair]
+    return Difference(
+        env_index, agent, step, env_step, column, (f"{pair[0]}"[:_LONGEST], f"{pair[1]}"[:_LONGEST])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,9 +393,8 @@ class VerifyReport:
         env_steps: Env steps of all sub-environments together.
         seed: The seed of resets, sampling and weights.
         digests: By back-end, in the order of play; all are compared with the first.
-        differences: Back-ends whose digests differ from the first one's.
+        differences: The first difference of each back-end whose digest differs from the first one's.
         left_out: Back-ends that were not played, with the reason.
-        generators: Names of the global generators that the environment sampled or seeded, "" for none.
     """
 
     env: str
@@ -524,9 +402,8 @@ class VerifyReport:
     env_steps: int
     seed: int
     digests: Mapping[str, str]
-    differences: tuple[BackendFinding, ...]
+    differences: Mapping[str, Difference]
     left_out: Mapping[str, str]
-    generators: str = ""
 
     @property
     def same(self) -> bool:
@@ -540,14 +417,11 @@ class VerifyReport:
         count = f"{self.num_envs} environments, {self.env_steps} env steps, seed {self.seed}"
         verdict = "the same everywhere" if self.same else "not the same everywhere"
         lines = [f"{self.env}: {verdict} ({count})", f"  {reference}: {self.digests[reference]}"]
-        found = {finding.backend: finding for finding in self.differences}
         for name in others:
-            lines.append(f"  {name}: {'differs' if name in found else self.digests[name]}")
-            if name in found:
-                lines.append(f"    first at {found[name].first} there")
-                lines += [f"    look for {text}" for text in [found[name].suspects] if text]
-        if self.generators:
-            lines.append(f"  it draws from {self.generators}, or seeds it")
+            found = self.differences.get(name)
+            lines.append(
+                f"  {name}: " + (self.digests[name] if found is None else f"differs, first at {found} there")
+            )
         lines += [f"  left out, {why}" for why in self.left_out.values()]
         return lines
 
@@ -574,7 +448,7 @@ def verify_backends(
 
     The same seed and number of environments give bit-identical trajectories, however the environments are batched and
     distributed, unless the environment itself is not reproducible. The policies are untrained stock networks that
-    explore, unless the config says otherwise.
+    explore, unless the config says otherwise. `docs/how_to/verifying.md` says what each back-end finds.
 
     Args:
         env: A registered name, a gymnasium id, "package.module:Class", a class, or a creator that takes an
@@ -599,20 +473,20 @@ def verify_backends(
         MissingExtraError: onnx is not installed.
     """
     check_packages("verify_backends", "onnx")
-    _check_arguments(
-        config, backends, modules, num_envs=(num_envs, 1), env_steps=(env_steps, 1), seed=(seed, 0)
-    )
+    for name, value, least in (("num_envs", num_envs, 1), ("env_steps", env_steps, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(
+                f"verify_backends: {name} is {value!r}, expected an integer of at least {least}; correct it"
+            )
     import_first(modules, "verify_backends: module")
     task = Task(env, config, num_envs, env_steps, seed)
     reference: RunRecord | None = None
     digests, left_out = {}, {}
-    differences: list[BackendFinding] = []
-    repeats, generators = True, ""
+    differences: dict[str, Difference] = {}
     for backend in [one for one in backends if task.kind in one.kinds]:
         if backend.on_ray and not (ray_runs() if ray is None else ray):
             left_out[backend.name] = f"{backend.name}: Ray does not run; pass ray=True (--ray) to start it"
             continue
-        before = state_of_generators()
         try:
             record = backend.play(task)
         except UnsendableError as error:
@@ -621,37 +495,10 @@ def verify_backends(
         except MenvError as error:
             error.add_note(f"while verify_backends played in the back-end {backend.name!r}")
             raise
-        if not backend.elsewhere:
-            generators = generators or used_since(before) or ""
         # Only the reference keeps its timesteps, which may be large.
         reference = reference or record
         digests[backend.name] = record.digest.hex()
         if record.digest != reference.digest:
-            first = first_difference(reference, record)
-            known = [finding.suspects for finding in differences]
-            # A difference within this process explains differences between processes.
-            explained = backend.suspects in known or (backend.elsewhere and differences)
-            suspects = backend.suspects if repeats and not explained else ""
-            differences.append(BackendFinding(backend.name, first, suspects))
-            repeats = repeats and not backend.repeats
+            differences[backend.name] = first_difference(reference, record)
     played = task.num_envs * task.env_steps
-    return VerifyReport(
-        task.name, task.num_envs, played, seed, digests, tuple(differences), left_out, generators
-    )  # fmt: skip
-
-
-def _check_arguments(config: Any, backends: Any, modules: Any, **counts: tuple[int, int]) -> None:
-    wrong = ""
-    if config is not None and not isinstance(config, Mapping):
-        wrong = (
-            f'config is {config!r:.100}, expected a dict of settings; write {{"env_config": {{"size": 5}}}}'
-        )
-    elif not isinstance(backends, Sequence) or {Backend} != set(map(type, backends)):
-        wrong = f"backends is {backends!r:.100}, expected some of menv.verify.verify.BACKENDS; leave it out for all"
-    elif not isinstance(modules, list | tuple) or not all(isinstance(one, str) and one for one in modules):
-        wrong = f'modules is {modules!r:.100}, expected a list of names of modules, or of .py files; write ["my_game"]'
-    for name, (value, least) in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            wrong = wrong or f"{name} is {value!r}, expected an integer of at least {least}; correct it"
-    if wrong:
-        raise ConfigError(f"verify_backends: {wrong}")
+    return VerifyReport(describe_env(env), task.num_envs, played, seed, digests, differences, left_out)

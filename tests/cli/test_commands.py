@@ -157,8 +157,8 @@ def test_verify_takes_them_and_hands_them_on_to_the_process_that_it_starts(
     assert main(["verify", "long_corridor", "--import", "corridors.py", *few]) == 0
     first, *others = capsys.readouterr().out.splitlines()
     assert first.startswith("'long_corridor': the same everywhere")
-    assert any(line.startswith("  another process: ") for line in others)
-    assert not any(line.startswith("  left out, another process") for line in others)
+    assert any(line.startswith("  workers (process): ") for line in others)
+    assert not any(line.startswith("  left out, workers (process)") for line in others)
 
 
 def test_nothing_heavy_is_imported_before_a_command_is_known() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes  # noqa: F401
 import errno
 import faulthandler
-import io
 import json
 import os
 import re
@@ -29,7 +28,7 @@ from menv.capsule_files import LEFT_OUT
 from menv.cli.main import main
 from menv.errors import ConfigError, ContractError, EnvCrashError, ServerGoneError, WorkerLostError
 from menv.external_env import TakenActions
-from menv.verify.replay import ANOTHER, NONE, SAME, STOPPED, replay
+from menv.verify.replay import ANOTHER, NONE, SAME, replay
 from tests.serving.served import served
 
 
@@ -151,23 +150,20 @@ def test_broken_contracts_and_resets_are_repeated(kind: str, error: type[Excepti
     [
         ("raise", {"num_workers": 1}),
         ("raise", {"remote_worker_envs": True}),
-        ("exit", {"remote_worker_envs": True}),
-        ("lost", {"remote_worker_envs": True, "engine": "process", "num_envs_per_worker": 1}),
     ],
 )
 def test_faults_in_other_processes_are_repeated(kind: str, settings: dict[str, Any]) -> None:
     register_env("cliff", mode(kind))
     path = crash(**settings)
     assert replay(path).verdict == SAME
-    assert kind != "exit" or replay(path, env_config={"shift": 400}).verdict == NONE
 
 
-def test_an_environment_that_ends_its_process_without_an_error_does_not_stop_the_replay() -> None:
-    path = crash()
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "origin": ["WorkerLostError", *content["origin"][1:]]}))
-    report = replay(path, env=mode("exit"))
-    assert (report.verdict, "exit code 0" in str(report)) == (SAME, True)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["exit", "lost"])
+def test_the_action_that_ends_a_process_is_in_its_capsule(kind: str) -> None:
+    register_env("cliff", mode(kind))
+    path = crash(remote_worker_envs=True, engine="process", num_envs_per_worker=1)
+    assert replay(path, env=mode("raise")).verdict == (ANOTHER if kind == "exit" else NONE)
 
 
 def test_a_fault_of_an_environment_that_others_step_leaves_its_traceback(tmp_path: Path) -> None:
@@ -264,7 +260,7 @@ def test_a_rollout_worker_that_is_lost_leaves_a_capsule(how: str, times: int, tm
     assert LOST[how][1] in capsule.traceback
     assert (capsule.where, capsule.worker_index, capsule.actions) == ("worker", 1, None)
     assert (capsule.env_config["token"], capsule.env_config["how"]) == (LEFT_OUT, how)
-    assert {"python", "menv", "numpy"} <= capsule.versions.keys()
+    assert {"python", "menv"} == capsule.versions.keys()
     assert (capsule.algorithm, capsule.config["train_batch_size"]) == ("PPO", 600)
     with pytest.raises(ConfigError, match="rollout workers lost without remote_worker_envs") as refused:
         replay(path)
@@ -445,29 +441,6 @@ def test_other_environments_are_judged_to_be_others() -> None:
     assert replay(path, env_config={"shift": 400}).verdict == NONE
     assert replay(path, env=mode("none")).verdict == ANOTHER
     assert replay(path, env="pairs").verdict == NONE
-
-
-def test_the_replay_stops_where_it_is_asked_to(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = crash()
-    steps = replay(path).env_steps
-    assert replay(path, until_step=4) == replay(path, until_step=4)
-    assert replay(path, until_step=4).verdict == STOPPED
-    monkeypatch.setattr(sys, "stdin", io.StringIO("p ('at', self.t)\nc\n"))
-    assert replay(path, debug=True).verdict == SAME
-    assert f"('at', {steps - 1})" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("typed", ["q\n", "n\nq\n", ""])
-def test_leaving_the_debugger_is_no_fault_of_the_environment(
-    typed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = crash()
-    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-    report = replay(path, debug=True)
-    assert report.verdict == STOPPED
-    assert "in the debugger, after env step" in str(report)
 
 
 def test_the_command_prints_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
