@@ -37,8 +37,8 @@ TOLERATED = 2
 """How many crashes of one sub-environment in a row, without progress in between, do not end the run by default."""
 PROGRESS = 10
 """An episode of so many env steps is progress, even if it ends with a crash."""
-PAUSES = (0.0, 0.05, 0.25)
-"""Seconds to wait before each attempt to create a replacement; if all fail the run ends."""
+PAUSE = 0.1
+"""Seconds to wait before another replacement for each crash in a row after the first."""
 # Causes that keep their tracebacks; with more sub-environments in trouble the tracebacks become text.
 _MAX_TRACEBACKS = 8
 
@@ -62,7 +62,9 @@ class CrashLog:
         self._faults: dict[int, EnvFault] = {}
 
     def note(self, index: int, text: str, error: BaseException, steps: int, fault: EnvFault) -> None:
-        """Record a crash that ended an episode after `steps` env steps, 0 in a reset; `text` begins the message.
+        """Record a crash that ended an episode after `steps` env steps, and pause before the replacement.
+
+        `steps` is 0 in a reset and for a replacement that could not be made; `text` begins the message.
 
         Raises:
             EnvCrashError: The sub-environment cannot be replaced, or crashed too often.
@@ -86,20 +88,13 @@ class CrashLog:
                 f", the first of {times + 1} crashes in a row in reset or in the first {PROGRESS} env steps of an "
                 f"episode, expected {self._tolerated} at most (num_consecutive_env_failures_tolerance)",
             )
+        time.sleep(PAUSE * max(0, times))
 
     def finished(self, index: int) -> None:
         """Record that a sub-environment finished an episode."""
         if self._series:
             self._series.pop(index, None)
             self._faults.pop(index, None)
-
-    def replacement_error(self, index: int, last: BaseException) -> EnvCrashError:
-        """Return the error for a sub-environment whose replacements fail, `last` the latest of them."""
-        return self.error(
-            index,
-            f", and {len(PAUSES)} replacements could not be made or reset, the last because of "
-            f"{type(last).__name__}: {last}",
-        )
 
     def error(self, index: int, more: str, hint: str = "") -> EnvCrashError:
         """Return the error that ends the run, with the first cause of the series as its cause."""
@@ -408,7 +403,7 @@ class LocalEnvs(Adapter):
         """Replace a sub-environment that raised `steps` env steps into its episode; return `(obs, info)` of its reset.
 
         Raises:
-            EnvCrashError: It raised too often, or no replacement could be created and reset.
+            EnvCrashError: It, or its replacements, raised too often.
         """
         # The env step that raised was counted.
         began = int(self.env_steps[index]) - (steps + 1) * (where == "step")
@@ -417,14 +412,9 @@ class LocalEnvs(Adapter):
         self._events.faults.append(fault)
         # A reset that raised counts as an env step, as a step that raised does: the next one gets another seed.
         self.env_steps[index] += where == "reset"
-        last = error
-        for pause in PAUSES:
-            time.sleep(pause)
-            result = self._try_recreate(index, seed, options)
-            if not isinstance(result, BaseException):
-                return result
-            last = result
-        raise self._crashes.replacement_error(index, last)
+        while isinstance(result := self._try_recreate(index, seed, options), BaseException):
+            self._crashes.note(index, self._crash_text(index, "replacement", result), result, 0, fault)
+        return result
 
     def _try_recreate(
         self, index: int, seed: int | None, options: dict[str, Any] | None

@@ -155,8 +155,8 @@ class RemoteEnvServer:
 
     `actor` is the remote `EnvServer`. `asked` describes the unanswered requests: the kind of answer, the
     sub-environments that begin with it, and the number of resets and steps that it may take. `since` is the time of
-    `clock` at which the oldest one began. `failed` counts failed starts in a row. `ended` is True without a process,
-    after too many losses, `paused` where the last update came from a poll that paused.
+    `clock` at which the oldest one began. `ended` is True without a process, after too many losses, `paused` where the
+    last update came from a poll that paused.
     """
 
     def __init__(
@@ -168,7 +168,6 @@ class RemoteEnvServer:
         self.asked: deque[tuple[Kind, Collection[int], int]] = deque()
         self.since = 0.0
         self.has_reported = False
-        self.failed = 0
         self.ended = self.paused = False
         self.layout = _empty_layout()
         self.undelivered = UndeliveredRows()
@@ -280,7 +279,7 @@ class RemoteEnvServer:
 
     def take(self, update: ServerUpdate) -> None:
         """Apply an update."""
-        self.has_reported, self.failed, before = True, 0, self.env_steps
+        self.has_reported, before = True, self.env_steps
         self.paused = update.paused
         events = None if update.events is None else self._translated(update.events)
         if update.starts:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from menv.adapters.adapter import Adapter
-from menv.adapters.local_envs import PAUSES, TOLERATED, CrashLog
+from menv.adapters.local_envs import TOLERATED, CrashLog
 from menv.adapters.poll_events import EpisodeReplay
 from menv.adapters.validation import (
     by_sub_environment,
@@ -493,7 +493,6 @@ class RemoteEnvs(Adapter):
 
     def _restart(self, server: RemoteEnvServer) -> Collection[int]:
         """Start a process and begin its episodes, except the unreported lost ones; return the re-created indices."""
-        time.sleep(PAUSES[min(server.failed, len(PAUSES) - 1)])
         with suppress(Exception):
             server.actor.kill()
         self._start_process(server)
@@ -577,15 +576,11 @@ class RemoteEnvs(Adapter):
             )
             crash._fault = server.fault(server.first, self._reason(server), "reset")
             raise crash from error
-        if over:
-            where = f"{server.name} step, env step {int(server.env_steps.max())}"
-            steps = max(int(server.env_steps[i - server.first]) - server.start_of(i) for i in over)
-            fault = server.fault(over[0], self._reason(server))
-            self._crashes.note(server.first, f"{where}: {_head(error)}", error, steps, fault)
-            return
-        server.failed += 1
-        if server.failed >= len(PAUSES):
-            raise self._crashes.replacement_error(server.first, error)
+        # Without episodes a replacement failed.
+        where = f"{server.name} {'step' if over else 'reset'}, env step {int(server.env_steps.max())}"
+        steps = max((int(server.env_steps[i - server.first]) - server.start_of(i) for i in over), default=0)
+        fault = server.fault(over[0] if over else server.first, self._reason(server))
+        self._crashes.note(server.first, f"{where}: {_head(error)}", error, steps, fault)
 
 
 def _head(error: Exception) -> str:

@@ -13,5 +13,5 @@ from menv.adapters import local_envs
 def no_pauses() -> Iterator[None]:
     """Replacements that fail need no time to be tried again here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_envs, "PAUSES", (0.0, 0.0, 0.0))
+        patch.setattr(local_envs, "PAUSE", 0.0)
         yield

@@ -54,7 +54,7 @@ def test_the_same_holds_where_environments_crash(
     script: Script, length: int, due: list[crashes.Due], kind: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_envs, "PAUSES", (0.0, 0.0, 0.0))
+        patch.setattr(local_envs, "PAUSE", 0.0)
         run = crashes.Run(script, kind, length, due)
     run.check()
     if kind == "recurrent":
