@@ -9,7 +9,6 @@ well.
 from __future__ import annotations
 
 import abc
-from collections import deque
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from threading import Lock, get_ident
@@ -20,7 +19,7 @@ import numpy as np
 
 from menv.base_env import SINGLE_AGENT, AgentId, convert_env, innermost
 from menv.env_calls import as_flag
-from menv.errors import CallOrderError, ConfigError, ContractError, EnvFault, EpisodeError
+from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError
 
 
 def stopped() -> CallOrderError:
@@ -108,47 +107,6 @@ def _named(agents: Iterable[AgentId]) -> str:
     return ", ".join(sorted(map(repr, agents))[:8]) or "nobody"
 
 
-_BEGIN, _END = object(), object()
-
-
-class TakenActions:
-    """The latest actions of all episodes, for crash capsules, which hold all actions of an episode or none.
-
-    Attributes:
-        add: Adds an episode id and an action, by agent if there are several.
-    """
-
-    MOST = 1 << 16
-
-    def __init__(self, multi_agent: bool = True) -> None:
-        self._multi_agent = multi_agent
-        self._taken: deque[tuple[str, Any]] = deque(maxlen=self.MOST)
-        # Once for each action: a method would take three times as long.
-        self.add = self._taken.append
-
-    def begin(self, episode_id: str) -> str:
-        """Return the id, once the episode is known."""
-        self.add((episode_id, _BEGIN))
-        return episode_id
-
-    def end(self, episode_id: str) -> None:
-        """Forget an episode."""
-        self.add((episode_id, _END))
-
-    def record(self, error: BaseException) -> dict[str, Any]:
-        """Describe an error in the environment of the episode that began or acted last."""
-        taken, by_agent = [*self._taken], dict[AgentId, list[Any]]()
-        latest = taken[-1][0] if taken else ""
-        steps = [action for episode_id, action in taken if episode_id == latest]
-        known = steps != [] and steps[0] is _BEGIN and steps[-1] is not _END
-        for step in steps[1:] if known else ():
-            for agent, action in step.items() if self._multi_agent else ((SINGLE_AGENT, step),):
-                by_agent.setdefault(agent, []).append(action)
-        fault = EnvFault.of(latest, 0, "step" if by_agent else "reset", error)
-        found = [[agent, _as_array(own)] for agent, own in by_agent.items()]
-        return {**fault.described(), "actions": found if known else None}
-
-
 Space = gym.Space[Any]
 
 
@@ -181,7 +139,6 @@ class _External(abc.ABC):
         self._converted = False
         # The thread that samples now.
         self._sampler: int | None = None
-        self._taken = TakenActions()
 
     @abc.abstractmethod
     def run(self) -> None:
@@ -207,7 +164,7 @@ class _External(abc.ABC):
             ContractError: The id is no text, or `training_enabled` no flag.
         """
         check_start(episode_id, training_enabled)
-        return self._taken.begin(self.broker.start(episode_id, training_enabled, wait=True))
+        return self.broker.start(episode_id, training_enabled, wait=True)
 
     def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
         if self._sampler == get_ident():
@@ -227,7 +184,6 @@ class _External(abc.ABC):
         arrived.acquire()
         if isinstance(box[0], BaseException):
             raise box[0]
-        self._taken.add((episode_id, box[0]))
         actions: Mapping[AgentId, Any] = box[0]
         return actions
 
@@ -258,9 +214,9 @@ class ExternalEnv(_External):
         Raises:
             EpisodeError: There is no such episode.
         """
-        actions: dict[AgentId, Any] = {SINGLE_AGENT: _copied(action)}
-        self.broker.log_action(episode_id, {SINGLE_AGENT: _copied(observation)}, actions)
-        self._taken.add((episode_id, actions))
+        self.broker.log_action(
+            episode_id, {SINGLE_AGENT: _copied(observation)}, {SINGLE_AGENT: _copied(action)}
+        )
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Log a reward for the last action; rewards add up until the next observation.
@@ -291,7 +247,6 @@ class ExternalEnv(_External):
             ContractError: `truncated` is neither True nor False.
         """
         self.broker.end(episode_id, {SINGLE_AGENT: _copied(observation)}, truncated=truncation(truncated))
-        self._taken.end(episode_id)
 
 
 class ExternalMultiAgentEnv(_External):
@@ -330,9 +285,7 @@ class ExternalMultiAgentEnv(_External):
         """Log actions that the application chose itself, as `ExternalEnv.log_action` does."""
         observed = keyed_by_agent("log_action", "observation_dict", observation_dict)
         chosen = keyed_by_agent("log_action", "action_dict", action_dict)
-        actions = _copied_by_agent(chosen)
-        self.broker.log_action(episode_id, _copied_by_agent(observed), actions)
-        self._taken.add((episode_id, actions))
+        self.broker.log_action(episode_id, _copied_by_agent(observed), _copied_by_agent(chosen))
 
     def log_returns(
         self,
@@ -370,14 +323,6 @@ class ExternalMultiAgentEnv(_External):
         """End an episode with the last observations of its agents, as `ExternalEnv.end_episode` does."""
         observed = keyed_by_agent("end_episode", "observation_dict", observation_dict)
         self.broker.end(episode_id, _copied_by_agent(observed), truncated=truncation(truncated))
-        self._taken.end(episode_id)
-
-
-def _as_array(elements: list[Any]) -> Any:
-    """Return numbers or arrays of numpy that are alike as one array, other elements unchanged."""
-    kinds = {(type(one), getattr(one, "dtype", None), getattr(one, "shape", None)) for one in elements}
-    alike = len(kinds) == 1 and isinstance(elements[0], np.generic | np.ndarray)
-    return np.array(elements) if alike else elements
 
 
 def _copied(element: Any) -> Any:

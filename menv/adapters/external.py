@@ -117,7 +117,7 @@ class EnvThreads(RequestSource):
             env.run()
         except BaseException as error:
             fault = EnvCrashError(f"{name}.run: raised {in_words(error)}; its traceback is above")
-            fault.__cause__, fault._capsule = error, env._taken.record(error)
+            fault.__cause__ = error
         else:
             fault = EnvCrashError(
                 f"{name}.run: returned while its actions are sampled, expected it to go on; loop over episodes, or "

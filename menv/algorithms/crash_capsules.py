@@ -44,39 +44,39 @@ class Capsule(msgspec.Struct, kw_only=True):
     """The content of a crash capsule.
 
     Attributes:
-        env: The environment's name, or where its class is defined; a `PolicyClient` does not know it.
+        env: The environment's name, or where its class is defined.
         env_config: As in the settings of a checkpoint.
-        algorithm: Name of the algorithm, "" of a client.
+        algorithm: Name of the algorithm.
         config: Its settings.
-        where: "reset", "step" or "worker".
+        where: "reset" or "step".
         line: The fault in one line.
         origin: Type of the error, file and line that raised it.
         traceback: Its text, or what a lost process wrote last.
         seed: With `env_index` and `began` the path of the seed of the episode's reset; None resets without a seed.
         env_index: Index of the sub-environment among all.
         began: Env steps of the sub-environment at that reset.
-        actions: Each agent's actions since then, in order, with the one that failed; None if they are not known.
+        actions: Each agent's actions since then, in order, with the one that failed.
         arrays: The arrays in `actions`, by name: dtype, shape and numbers.
         versions: Of Python and menv.
     """
 
     kind: Literal["menv crash capsule"]
     version: Literal[1]
-    env: str = "unknown"
-    env_config: dict[str, Any] = {}
-    algorithm: str = ""
+    env: str
+    env_config: dict[str, Any]
+    algorithm: str
     config: dict[str, Any]
     where: str
     line: str
     origin: tuple[str, str, int]
     traceback: str
-    worker_index: _Count = 0
-    vector_index: _Count = 0
-    num_workers: _Count = 0
-    seed: int | None = None
-    env_index: _Count = 0
-    began: _Count = 0
-    actions: list[tuple[Any, Any]] | None
+    worker_index: _Count
+    vector_index: _Count
+    num_workers: _Count
+    seed: int | None
+    env_index: _Count
+    began: _Count
+    actions: list[tuple[Any, Any]]
     arrays: dict[str, tuple[str, list[int], list[Any]]]
     versions: dict[str, str]
 
@@ -87,8 +87,7 @@ class Capsule(msgspec.Struct, kw_only=True):
             kind = decoder.dtype(dtype)
             arrays[name] = np.array(from_plain(values, {})).astype(kind).reshape(decoder.shape(shape, kind))
         return {
-            from_plain(agent, arrays): list(from_plain(actions, arrays))
-            for agent, actions in self.actions or ()
+            from_plain(agent, arrays): list(from_plain(actions, arrays)) for agent, actions in self.actions
         }
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,7 +174,9 @@ class CrashCapsules:
                 warnings.warn(f"{record['line']}: {_COSTS[of_worker]}{where}", EnvFaultWarning, stacklevel=3)
 
     def write(self, record: Mapping[str, Any]) -> str:
-        """Write a capsule; return the end of a message that names it, "" if it cannot be written."""
+        """Write a capsule; return the end of a message that names it, "" without known actions or room for it."""
+        if record["actions"] is None:
+            return ""
         config, stored, secrets = self._config, as_json(self._config), set[str]()
         content = {
             "env": _name_of(config.env), "env_config": without_secrets(stored.pop("env_config"), secrets),
@@ -186,8 +187,6 @@ class CrashCapsules:
         if path is None:
             return ""
         self.folder = path.parent
-        if record["actions"] is None:
-            return f"; its crash capsule: {path}"
         return f"; replay it with: {shell_line(['menv', 'replay', str(path), *_options_of(config.env)])}"
 
 

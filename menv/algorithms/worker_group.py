@@ -402,8 +402,9 @@ class WorkerGroup:
         Raises WorkerLostError with the first cause after too many losses without an answer in between.
         """
         self._check_running()
-        error = _with_capsule(index, self._explained(index, error))
-        self._on_lost(index, error._capsule)
+        error = self._explained(index, error)
+        fault = EnvFault(index, 0, WORKER, in_a_line(str(error)), (type(error).__name__, "", 0))
+        self._on_lost(index, {**fault.described(), "actions": None})
         self._count_loss(index, error)
         self._start_again(index)
         self._check_running()
@@ -433,7 +434,7 @@ class WorkerGroup:
                 f"{head}: {late}, from {hung}, expected it to be there; fix what it waits for, or raise env_timeout "
                 "above that"
             )
-            raise _with_capsule(index, lost) from error
+            raise lost from error
         return WorkerLostError(f"{head}: {late}, from {hung}{expected}{rest}")
 
     def _count_loss(self, index: int, error: WorkerLostError) -> None:
@@ -452,7 +453,7 @@ class WorkerGroup:
                 f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between{last}, expected at most "
                 f"{len(PAUSES)}; fix what ends the process)"
             )
-            raise _with_capsule(index, lost) from error
+            raise lost from error
         time.sleep(PAUSES[len(errors) - 1] if blamed else 0.0)
 
     def stop(self) -> None:
@@ -464,13 +465,6 @@ class WorkerGroup:
             # A worker may have been started since.
             self._engine.stop()
             raise CallOrderError("sample: this algorithm was stopped meanwhile; build a new one")
-
-
-def _with_capsule(index: int, error: WorkerLostError) -> WorkerLostError:
-    """Let an error say what a worker's crash capsule holds: its actions are lost with it."""
-    fault = EnvFault(index, 0, WORKER, in_a_line(str(error)), (type(error).__name__, "", 0), trace=str(error))
-    error._capsule = {**fault.described(), "worker_index": index + 1, "actions": None}
-    return error
 
 
 def sealed_settings(config: AlgorithmConfig) -> WorkerSettings:

@@ -20,9 +20,8 @@ def main(arguments: Sequence[str], program: str) -> int:
         "--env-config", type=json_settings, default={}, metavar="JSON",
         help="settings over the capsule's env_config, such as secrets, which are left out of it",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, help="seed of the reset, if the capsule does not hold it")
     take_imports(parser)
     args = parsed(parser, arguments)
-    report = replay(args.capsule, args.env, args.env_config, seed=args.seed, modules=args.modules)
+    report = replay(args.capsule, args.env, args.env_config, modules=args.modules)
     print_text(str(report), program)
     return int(report.verdict != SAME)

@@ -15,7 +15,7 @@ import numpy as np
 
 from menv.adapters.adapter import CreatedEnvs
 from menv.base_env import EnvId
-from menv.errors import ContractError, EnvCrashError, EnvFault, MenvError
+from menv.errors import ContractError, EnvFault, MenvError
 from menv.sampling.episode_checkpoint import EpisodeCheckpoint
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.policy_group import PolicyGroup
@@ -59,9 +59,6 @@ class CrashRecorder:
 
     def _fault_of(self, error: MenvError) -> EnvFault | None:
         """Return the fault that an error without one is about, None if it is about something else."""
-        if isinstance(error, EnvCrashError):
-            # Others step the sub-environments: which one it was is unknown, and so are its actions.
-            return EnvFault.of("unknown", 0, "step", error.__cause__ or error)
         about, env = _ABOUT.match(str(error)) if isinstance(error, ContractError) else None, self.env
         if about is None or env is None or int(about[1]) >= env.num_envs:
             return None

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import PurePath
 from typing import Any
@@ -53,7 +52,6 @@ def replay(
     env: Any = None,
     env_config: Mapping[str, Any] | None = None,
     *,
-    seed: int | None = None,
     modules: Sequence[str] = (),
 ) -> ReplayReport:
     """Repeat the episode of a crash capsule in this process, which ends with it if the environment ends its process.
@@ -62,20 +60,13 @@ def replay(
         path: The capsule.
         env: The environment, as for an algorithm; None if this process knows the capsule's by name.
         env_config: Settings over the capsule's, such as secrets, which it does not hold.
-        seed: Seed of the reset; None for the capsule's, which one of an external environment does not hold.
         modules: Modules, or paths of .py files, to import first.
 
     Raises:
-        ConfigError: The file is no capsule of this version, the environment is unknown here, or the actions are not
-            known.
+        ConfigError: The file is no capsule of this version, or the environment is unknown here.
     """
     capsule = read_capsule(path)
     import_first(modules, "replay: module")
-    if capsule.actions is None:
-        raise ConfigError(
-            "capsule: it holds no actions, expected those since the reset; vectorised environments, connectors that "
-            "act and rollout workers lost without remote_worker_envs have none: its traceback is all there is"
-        )
     if env is None and not is_known(capsule.env):
         raise ConfigError(
             f"capsule: its environment {capsule.env!r} is not registered here, expected a known name, because "
@@ -85,14 +76,14 @@ def replay(
         capsule.settings(env_config or {}), worker_index=capsule.worker_index, vector_index=capsule.vector_index,
         num_workers=capsule.num_workers,
     )  # fmt: skip
-    return _Replay(capsule, seed).run(capsule.env if env is None else env, context)
+    return _Replay(capsule).run(capsule.env if env is None else env, context)
 
 
 class _Replay:
     """One replay: takes the recorded actions from each agent's list as the agent waits."""
 
-    def __init__(self, capsule: Capsule, seed: int | None) -> None:
-        self._capsule, self._seed = capsule, seed
+    def __init__(self, capsule: Capsule) -> None:
+        self._capsule = capsule
         actions = capsule.actions_by_agent()
         self._actions = {agent: iter(own) for agent, own in actions.items()}
         self._left = sum(map(len, actions.values()))
@@ -103,7 +94,7 @@ class _Replay:
         created = make_env(env, context)
         try:
             base_env = to_local_base_env(
-                created, seed=self._capsule.seed if self._seed is None else None, first_index=self._capsule.env_index,
+                created, seed=self._capsule.seed, first_index=self._capsule.env_index,
                 restart_failed_sub_environments=False,
             )  # fmt: skip
             if not isinstance(base_env, LocalEnvs):
@@ -111,8 +102,6 @@ class _Replay:
                     f"capsule: {type(created).__name__} is no environment that menv steps one by one, expected the "
                     "gymnasium.Env or MultiAgentEnv of the capsule; name it with --env"
                 )
-            if self._seed is not None:
-                created.reset = partial(created.reset, seed=self._seed)
             try:
                 return self._repeat(base_env, AgentSpaces(created, "observation"))
             except MenvError as error:
@@ -154,8 +143,8 @@ class _Replay:
 
     def _report(self, verdict: str, what: str, *trace: str) -> ReplayReport:
         lines = [f"{verdict}: {what}", f"recorded: {self._capsule.line}"]
-        if verdict in (ANOTHER, NONE) and self._capsule.seed is None and self._seed is None:
-            lines.append("the seed of the reset is unknown: set seed in the run's config, or give --seed")
+        if verdict in (ANOTHER, NONE) and self._capsule.seed is None:
+            lines.append("the seed of the reset is unknown: set seed in the run's config")
         return ReplayReport(verdict, self._steps, "\n".join([*lines, *trace]))
 
 

@@ -156,7 +156,9 @@ def test_no_argument_and_no_file_that_one_names_commands_the_terminal(
     Path("SWEEP.toml").write_text(SWEEP.replace('env = "', f'env = "{json.dumps(HOSTILE)[1:-1]}', 1))
     capsule = {
         "kind": "menv crash capsule", "version": 1, "config": {}, "where": "step", "line": HOSTILE, "actions": [],
-        "origin": [HOSTILE, HOSTILE, 1], "traceback": HOSTILE, "arrays": {}, "versions": {},
+        "origin": [HOSTILE, HOSTILE, 1], "traceback": HOSTILE, "arrays": {}, "versions": {}, "env": "unknown",
+        "env_config": {}, "algorithm": HOSTILE, "worker_index": 0, "vector_index": 0, "num_workers": 0, "seed": 1,
+        "env_index": 0, "began": 0,
     }  # fmt: skip
     Path("CAPSULE.json").write_text(json.dumps(capsule))
     Path("ENV.json").write_text(json.dumps({**capsule, "env": HOSTILE}))

@@ -35,7 +35,6 @@ PLACES = {
     "menv/cli/show.py",  # test_export_copies_policies_that_need_no_torch
     "menv/cli/sweep.py",  # tests/cli/test_sweep.py
     "menv/cli/train.py",
-    "menv/serving/client/policy_client.py",  # with blanks to fill in, tests/verify/test_replay.py
     "menv/tracking/run_folder.py",
 }
 """Files that print whole commands; here, or in the tests named behind them, the commands are run."""

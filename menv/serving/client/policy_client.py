@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from menv import external_env
 from menv.adapters.episode_channel import finite_reward
 from menv.base_env import SINGLE_AGENT
-from menv.capsule_files import write_capsule
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError, ServerGoneError
-from menv.external_env import TakenActions, check_told_info, done_flags, truncation
-from menv.serialization import shell_line
+from menv.external_env import check_told_info, done_flags, truncation
 from menv.serving.client.client_connection import check_token, read_address
 from menv.serving.client.client_session import (
     ClientSession,
@@ -33,7 +31,6 @@ from menv.serving.client.client_session import (
     to_wire,
 )
 from menv.serving.protocol import EndEpisode, ErrorCode, GetAction, LogAction, LogReturns, StartEpisode
-from menv.spaces import own_copy
 
 if TYPE_CHECKING:
     from menv.serving.client.local_actor import LocalActor
@@ -361,7 +358,6 @@ class PolicyClient:
             self._disconnect()
             raise
         self._multi_agent = bool(self._first.config.multi_agent)
-        self._taken = TakenActions(self._multi_agent)
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._actor: LocalActor | None = None
         if inference_mode == "local":
@@ -382,14 +378,6 @@ class PolicyClient:
         if error is None:
             self.close()
             return
-        # Other errors of menv are about the server, or about calls of the application.
-        of_env = isinstance(error, ContractError) or not isinstance(error, MenvError)
-        if of_env and self._episodes and isinstance(error, Exception):
-            content = {**self._taken.record(error), "config": {"address": str(self._address)}}
-            if path := write_capsule(None, content, {self._token or ""}):
-                command = shell_line(["menv", "replay", str(path), "--env", "MODULE:CLASS", "--seed"])
-                repeats = f"replay it with: {command} SEED_OF_RESET"
-                error.add_note(f"its crash capsule: {path}" if content["actions"] is None else repeats)
         # Show the original error, not the failure to send because of it.
         self._disconnect()
 
@@ -434,7 +422,7 @@ class PolicyClient:
                 f"start_episode: episode {name!r} is already {state}, expected a new id; leave the id out to get one"
             )
         self._episodes[name] = self._new_episode(name, training_enabled)
-        return self._taken.begin(name)
+        return name
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
         """Return the policy's action for an observation.
@@ -451,9 +439,7 @@ class PolicyClient:
                 inference, bounds are checked when a chunk is sent.
             ContractError: With local inference: the observation does not have the type or shape of its space.
         """
-        action = self._episode("get_action", episode_id).act(observation)
-        self._taken.add((episode_id, action))
-        return action
+        return self._episode("get_action", episode_id).act(observation)
 
     def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
         """Report an action that the application chose; waits until the server has recorded it.
@@ -465,7 +451,6 @@ class PolicyClient:
             EpisodeError: There is no such episode, or the server has discarded it.
         """
         self._episode("log_action", episode_id).log(observation, action)
-        self._taken.add((episode_id, own_copy(action)))
 
     def log_returns(
         self,
@@ -574,7 +559,6 @@ class PolicyClient:
     def _forget(self, episode_id: str) -> None:
         with self._lock:
             self._episodes.pop(episode_id, None)
-            self._taken.end(episode_id)
             self._ended[episode_id] = None
             if len(self._ended) > _MAX_ENDED_IDS:
                 self._ended.popitem(last=False)
