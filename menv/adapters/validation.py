@@ -35,8 +35,6 @@ _NONE = np.zeros((0, 0))
 _IMMUTABLE = frozenset((bool, int, float, np.bool_, np.int64, np.float32, np.float64))
 _TAKEN = "off_policy_actions"
 STEP_PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
-KEY_FIRST = "key by sub-environment first, then by agent"
-"""What to do about dicts that are not nested."""
 
 
 def validate_step(result: object, wrong: Callable[..., ContractError]) -> tuple[Any, Any, Any, Any, Any]:
@@ -96,7 +94,8 @@ def validate_poll(result: object, wrong: Callable[..., ContractError]) -> tuple[
     for name, part in zip((*STEP_PARTS, _TAKEN), result, strict=True):
         if not isinstance(part, Mapping) or not all(isinstance(one, Mapping) for one in part.values()):
             got = f"{name} is not a dict of dicts"
-            raise wrong("poll", got, "{env_id: {agent_id: value}}", KEY_FIRST, "ME021")
+            fix = "key by sub-environment first, then by agent"
+            raise wrong("poll", got, "{env_id: {agent_id: value}}", fix, "ME021")
     return tuple(result)
 
 
@@ -194,7 +193,10 @@ def by_sub_environment(
     if len(actions) != len(numbers):
         raise wrong_count(len(actions), len(numbers))
     if numbers and not 0 <= min(numbers) <= max(numbers) < len(seats):
-        raise unknown_slot(next(slot for slot in numbers if not 0 <= slot < len(seats)))
+        slot = next(slot for slot in numbers if not 0 <= slot < len(seats))
+        raise ContractError(
+            f"send_actions: no agent has slot {slot}, expected slots of the last poll; pass Ready.slots or a part"
+        )
     for slot, action in zip(numbers, actions, strict=True):
         env_id, agent = seats[slot]
         if env_id in by_env:
@@ -243,13 +245,6 @@ def wrong_count(actions: int, rows: int) -> ContractError:
     return ContractError(
         f"send_actions: got {actions} actions for {rows} slots, expected one for each; "
         "keep them in the order of the slots"
-    )
-
-
-def unknown_slot(slot: int) -> ContractError:
-    """Return the error for an action for a slot on which no agent lives."""
-    return ContractError(
-        f"send_actions: no agent has slot {slot}, expected slots of the last poll; pass Ready.slots, or some of them"
     )
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -277,13 +276,11 @@ def _same_arrays(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
 
 
-_MT19937_BYTES = 625 * 4
-"""624 words and the position in them."""
-
-
 def state_of_generators() -> tuple[Any, Any]:
     """Return values that differ when `numpy.random` or `random` is used."""
-    return _state_of_numpy(), random.getstate()
+    state: Any = np.random.get_state(legacy=False)
+    numbers = [one.tobytes() if isinstance(one, np.ndarray) else one for one in state["state"].values()]
+    return numbers, random.getstate()
 
 
 def used_since(before: tuple[Any, Any]) -> str | None:
@@ -304,12 +301,3 @@ def kept_generators() -> Iterator[None]:
     finally:
         np.random.set_state(of_numpy)
         random.setstate(of_python)
-
-
-def _state_of_numpy() -> Any:
-    # numpy's cached normal number is left out: the call that sampled it was seen.
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's stubs leave it out
-    if type(generator) is np.random.MT19937:
-        # The raw memory; `get_state` takes fifty times as long and runs twice per env step.
-        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-    return repr(np.random.get_state(legacy=False))

@@ -82,22 +82,6 @@ def test_a_reward_of_nothing_for_an_unknown_agent_is_fine() -> None:
     assert codes(moment=lambda self: (self.show("ann", "bob"), {"eve": 0.0}, {"eve": False})) == []
 
 
-def test_a_flag_for_an_unknown_agent_is_named_with_its_env_step() -> None:
-    (found,) = findings(moment=lambda self: (self.show("ann", "bob"), {}, {"bbo": self.at == 3}))
-    assert (found.code, found.step) == ("ME027", 3)
-    assert (
-        "'bbo', which never appeared in the episode, expected one of possible_agents 'ann', 'bob'"
-        in found.message
-    )
-
-
-def test_an_unknown_agent_is_named_even_if_no_episode_ends() -> None:
-    def step(self: Any, action_dict: Any) -> Any:
-        return self.show("ann", "bob"), {"eve": 1.0}, {ALL: False}, {ALL: False}, {}
-
-    assert codes(step=step) == ["ME027"]
-
-
 def test_an_environment_that_breaks_once_everybody_is_gone_is_named() -> None:
     def step(self: Any, action_dict: Any) -> Any:
         self.at += 1
@@ -107,16 +91,6 @@ def test_an_environment_that_breaks_once_everybody_is_gone_is_named() -> None:
     (found,) = findings(step=step)
     assert found.code == "ME090"
     assert "step raised KeyError: 'ann'" in found.message
-
-
-def test_nobody_at_all_is_counted_from_the_reset_on() -> None:
-    def reset(self: Any, **kwargs: Any) -> Any:
-        return {}, {}
-
-    def step(self: Any, action_dict: Any) -> Any:
-        return {}, {}, {ALL: False}, {ALL: False}, {}
-
-    assert codes(reset=reset, step=step) == ["ME045"]
 
 
 def test_episodes_that_end_without_anybody_in_them_are_counted_too() -> None:
@@ -218,20 +192,6 @@ def test_a_single_agent_is_called_as_everywhere() -> None:
     check_env(FaultyGym, actions=actions, env_steps=10)
     assert set(seen) == {SINGLE_AGENT}
     assert isinstance(FaultyGym.action_space, gym.spaces.Discrete)
-
-
-@pytest.mark.parametrize("name", [ALL, "__common__"])
-def test_an_agent_with_a_reserved_name_is_found_where_it_is_shown_and_where_it_is_paid(name: str) -> None:
-    def reset(self: Any, **kwargs: Any) -> Any:
-        self.at = 0
-        return self.show("ann", name), {}
-
-    def moment(self: Any) -> Any:
-        return self.show("ann", "bob"), {name: 1.0}, {}
-
-    for methods in ({"reset": reset}, {"moment": moment}):
-        (found,) = [found for found in findings(**methods) if found.code == "ME021"]
-        assert f"{name!r} is among" in found.message
 
 
 def test_possible_agents_that_raise_are_a_finding() -> None:
