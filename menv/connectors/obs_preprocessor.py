@@ -382,13 +382,7 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
         return self._made
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        """Return the agent with `new_obs` as a flat array.
-
-        An action mask in the observation is in `data["action_mask"]` after it.
-
-        Raises:
-            OutsideSpaceError: An observation is outside the space.
-        """
+        """Return the agent with `new_obs` as a flat array, and an action mask as `data["action_mask"]`."""
         data = dict(columns_of(self, ac_data))
         rows, mask = self._checked([single(data[SampleBatch.NEXT_OBS])], is_final(data))
         data[SampleBatch.NEXT_OBS] = rows[0]

@@ -291,18 +291,6 @@ def action_pipeline(ctx: ConnectorContext, *, normalize: bool, clip: bool) -> Ac
     return ActionConnectorPipeline(ctx, [*steps, ImmutableActionsConnector(ctx)])
 
 
-def observes_output(connector: AgentConnector) -> bool:
-    """Return whether a custom connector overrides `on_policy_output`."""
-    return (
-        not connector.takes_rows and type(connector).on_policy_output is not AgentConnector.on_policy_output
-    )
-
-
-def is_plain(pipeline: AgentConnectorPipeline) -> bool:
-    """Return whether a pipeline does the same to batches as the preprocessor alone."""
-    return [type(connector) for connector in batch_steps(pipeline)] == [ObsPreprocessorConnector]
-
-
 def batch_steps(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
     """Return the connectors that change whole batches during sampling, in order."""
     return [connector for connector in pipeline.connectors if type(connector) not in _NOTHING_TO_DO]
@@ -393,18 +381,12 @@ def stateful_connectors(pipeline: AgentConnectorPipeline) -> list[AgentConnector
     ]
 
 
-def can_move(pipeline: AgentConnectorPipeline) -> bool:
-    """Return whether all state per agent episode can be exported."""
-    return len(_stacks(pipeline)) == len(stateful_connectors(pipeline))
-
-
 def _stacks(pipeline: AgentConnectorPipeline) -> list[FrameStackAgentConnector]:
-    found = [leaf for leaf in pipeline.connectors if isinstance(leaf, FrameStackAgentConnector)]
-    return [leaf for leaf in found if leaf.takes_rows]
+    return [leaf for leaf in pipeline.connectors if type(leaf) is FrameStackAgentConnector]
 
 
 def export_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int]) -> list[list[Any]]:
-    """Return for each slot what each connector that stacks frames remembers."""
+    """Return for each slot what each connector that stacks frames remembers, all that can move to another process."""
     found = [leaf.lives(slots) for leaf in _stacks(pipeline)]
     return [list(life) for life in zip(*found, strict=True)] if found else [[] for _ in slots]
 

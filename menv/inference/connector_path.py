@@ -15,16 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import Column, End, EnvId
-from menv.connectors.connector import ActionConnectorDataType, AgentRows, as_network_dtype
+from menv.connectors.built_in import FrameStackAgentConnector
+from menv.connectors.connector import (
+    ActionConnectorDataType,
+    AgentConnector,
+    AgentRows,
+    as_network_dtype,
+)
+from menv.connectors.obs_preprocessor import ObsPreprocessorConnector
 from menv.connectors.pipeline import (
     ActionPlan,
     PolicyConnectors,
     action_plan,
-    can_move,
+    batch_steps,
     export_lives,
     import_lives,
-    is_plain,
-    observes_output,
+    stateful_connectors,
 )
 from menv.errors import ContractError
 from menv.inference.backend import not_finite
@@ -52,7 +58,8 @@ class ConnectedRows(NamedTuple):
 
 def plain(connectors: PolicyConnectors, built: ActionPlan) -> bool:
     """Return whether a preprocessor and an action output of `built` do the same as these connectors."""
-    return is_plain(connectors.agent) and action_plan(connectors.action) == built
+    steps = [type(connector) for connector in batch_steps(connectors.agent)]
+    return steps == [ObsPreprocessorConnector] and action_plan(connectors.action) == built
 
 
 class ConnectorPath:
@@ -83,12 +90,16 @@ class ConnectorPath:
         self._learning = learning
         leaves = [pipeline.connectors for pipeline in self._agent]
         self.keeps_lives = any(leaf.keeps_lives for own in leaves for leaf in own)
-        self.exports_lives = all(can_move(pipeline) for pipeline in self._agent)
+        stateful = [leaf for pipeline in self._agent for leaf in stateful_connectors(pipeline)]
+        self.exports_lives = all(type(leaf) is FrameStackAgentConnector for leaf in stateful)
         self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
         # Connectors that are called agent by agent.
         self._custom = [[leaf for leaf in own if not leaf.takes_rows] for own in leaves]
         self.shown: dict[int, Any] = {}
-        self._observers = [[leaf for leaf in own if observes_output(leaf)] for own in leaves]
+        looks = AgentConnector.on_policy_output
+        self._observers = [
+            [one for one in own if type(one).on_policy_output is not looks] for own in self._custom
+        ]
         self.acts = any(bool(plan.rest) for plan in self._plans) or any(self._observers)
         self._groups: tuple[Any, list[tuple[int, Column | None]]] = (None, [])
 
@@ -109,21 +120,10 @@ class ConnectorPath:
         final: bool = False,
         over: Column | None = None,
     ) -> ConnectedRows:
-        """Return R observations as rows.
+        """Return R observations as rows, or raise OutsideSpaceError, or ContractError of a connector.
 
-        Args:
-            which: [R] policy index, or one for all.
-            obs: R observations.
-            rewards: [R] or None.
-            slots: [R] or None if unknown.
-            seats: `(env_id, agent_id)` by slot.
-            infos: R info dicts or None.
-            final: Whether these are final observations, which change no state.
-            over: [R] True at final observations among others; of a single policy's rows.
-
-        Raises:
-            OutsideSpaceError: A connector or the network cannot process an observation.
-            ContractError: A connector returned something invalid.
+        `which` [R] are policy indices, or one for all; `seats` hold `(env_id, agent_id)` by slot; `slots` and `infos`
+        may be unknown. Final observations change no state; `over` [R] marks them among the others of a single policy.
         """
 
         def through(index: int, places: Column | None) -> ConnectedRows:

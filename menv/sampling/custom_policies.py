@@ -86,11 +86,7 @@ def decide(
     explore: bool | None = None,
     timestep: int | None = None,
 ) -> CustomOutput:
-    """Call `compute_actions` for R agents and update their histories.
-
-    Raises:
-        ContractError: It did not return actions, states and fetches for R rows.
-    """
+    """Call `compute_actions` for R agents and update their histories; ContractError for another form of answer."""
     where = f"policy {policy_id!r}: get_initial_state"
     shown = [one.states if one.acted else parts_given(where, policy.get_initial_state()) for one in histories]
     before = _columns(shown, policy_id)
