@@ -8,7 +8,8 @@ VENV := .venv
 IN_VENV := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 FOR_DEMO := $(VENV)/.installed-for-demo
-EXTRAS := train,pettingzoo,ray,tune,sweep,serve,cli,offline,docs,dev
+EXTRAS := train,pettingzoo,ray,tune,sweep,serve,cli,plot,offline,docs,dev
+DEMO_EXTRAS := train,plot
 SOURCES := $(wildcard menv tests examples benchmarks)
 # Handed to the command of the target: make bench ARGS="--json"
 ARGS ?=
@@ -29,13 +30,13 @@ help:  ## list the targets
 
 setup: $(INSTALLED)  ## create .venv and install menv with everything that training and testing need
 
-# What the demo needs is all of train, and nothing for developers.
+# What the demo needs, and nothing for developers.
 $(INSTALLED) $(FOR_DEMO): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make setup: no Python >= 3.11 found; install one, or make PYTHON=/path/to/python3.11 setup"; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make setup: $(PYTHON) is not Python >= 3.11; choose another with make PYTHON=/path/to/python3.11 setup"; exit 1; }
 	@$(IN_VENV) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing into $(VENV); the first time takes a few minutes"
-	$(IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat -e ".[$(if $(filter $@,$(FOR_DEMO)),train,$(EXTRAS))]"
+	$(IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat -e ".[$(if $(filter $@,$(FOR_DEMO)),$(DEMO_EXTRAS),$(EXTRAS))]"
 	@touch $@
 
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(FOR_DEMO))  ## train TicTacToe by self-play and show the result

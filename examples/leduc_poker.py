@@ -1,6 +1,6 @@
 """OpenSpiel's Leduc poker by self-play, measured by exploitability: what a perfect opponent would win per game.
 
-    pip install "menv-rl[train]" open_spiel
+    pip install "menv-rl[train,plot]" open_spiel
     python examples/leduc_poker.py --seconds 60
 
 Any game of OpenSpiel trains from its name: `menv train openspiel:leduc_poker --policies per-agent`. A uniformly random

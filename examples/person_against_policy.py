@@ -7,7 +7,6 @@ Open the address that it prints and click on a square; Ctrl-C ends. The colour o
 takes it. `menv play RUN --browser` does the same for any run, and `menv play RUN --as player2` in the terminal.
 """
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,9 @@ def train(seconds: float, seed: int) -> Path:
 
 def main(run: str = "", seconds: float = 30.0, port: int = 8765, seed: int = 0) -> dict[str, Any]:
     run_dir = Path(run) if run else train(seconds, seed)
-    server = PlayServer(lambda: Game(run_dir), title=str(run_dir), port=port)
+    server = PlayServer(Game(run_dir), title=str(run_dir), port=port)
     print(f"Open {server.url} in a browser; Ctrl-C ends", flush=True)
-    with suppress(KeyboardInterrupt):
-        server.run()
+    server.run()
     return {"run": str(run_dir)}
 
 

@@ -1,6 +1,6 @@
 """VMAS: three robots balance a package on a line and carry it to its goal, in 64 worlds that step as tensors.
 
-    pip install "menv-rl[train]" vmas
+    pip install "menv-rl[train,plot]" vmas
     python examples/vmas_balance.py --seconds 120
 
 The robots share one policy (IPPO). VMAS steps all worlds together, so the worlds are `num_envs` of the simulator, not

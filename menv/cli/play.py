@@ -7,7 +7,6 @@ import io
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
 from menv.cli.arguments import Parser, parsed, port, print_text
 from menv.cli.watch import game_of, take_game
@@ -50,25 +49,18 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
 def _serve(args: argparse.Namespace, program: str) -> int:
     from menv.playing.browser import PlayServer
 
-    server = PlayServer(
-        lambda: _pictured(args),
-        title=args.run,
-        human=args.human,
-        port=_PORT if args.port is None else args.port,
-    )
-    print_text(f"{program}: open {server.url} in a browser; Ctrl-C ends", program)
-    with suppress(KeyboardInterrupt):
-        server.run()
-    return 0
-
-
-def _pictured(args: argparse.Namespace) -> Game:
-    """Return the game of the arguments, with pictures if the environment has any."""
     game = game_of(args, args.human, "rgb_array")
-    if getattr(game.env, "render_mode", None) == "rgb_array":
-        return game
-    game.close()
-    return game_of(args, args.human, None)
+    if getattr(game.env, "render_mode", None) != "rgb_array":
+        game.close()
+        game = game_of(args, args.human, None)
+    try:
+        server = PlayServer(game, title=args.run, port=_PORT if args.port is None else args.port)
+    except BaseException:
+        game.close()
+        raise
+    print_text(f"{program}: open {server.url} in a browser; Ctrl-C ends", program)
+    server.run()
+    return 0
 
 
 def _play(game: Game, program: str, *, hints: bool) -> None:

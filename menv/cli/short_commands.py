@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from html import escape
 
-from menv.cli.arguments import Parser, parsed, print_text, take_imports
+from menv.cli.arguments import Parser, parsed, port, print_text, take_imports
+from menv.errors import ConfigError
+from menv.local_page import LocalPage
 from menv.registry import env_names, unknown_name
-from menv.tracking.report import plot_runs, write_report
+from menv.tracking.report import page, plot_runs, runs_of, write_report
 
+_PORT = 6007
 _MORE = """\
 Other names: package.module:Class, and path/to/file.py:Class. Environments of PettingZoo and OpenSpiel are listed if
 these are installed: pip install 'menv-rl[pettingzoo]' open_spiel"""
@@ -42,9 +46,28 @@ def report(arguments: Sequence[str], program: str) -> int:
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="the file (RUN/report.html; report.html for several runs)"
     )
+    parser.add_argument(
+        "--serve", action="store_true", help="show the page to browsers on this machine, made again each time"
+    )
+    parser.add_argument(
+        "--port", type=port, default=_PORT, help="of --serve, 0 for any free one (%(default)s)"
+    )
     args = parser.parse_args(arguments)
-    print_text(f"wrote {write_report(args.runs, args.output)}", program)
+    if not args.serve:
+        print_text(f"wrote {write_report(args.runs, args.output)}", program)
+        return 0
+    runs_of(args.runs)
+    server = LocalPage(args.port, lambda: _page(args.runs))
+    print_text(f"{program}: open {server.url} in a browser; Ctrl-C ends", program)
+    server.run()
     return 0
+
+
+def _page(runs: Sequence[str]) -> str:
+    try:
+        return page(runs)
+    except (ConfigError, OSError) as error:
+        return f"<!doctype html><title>menv</title><pre>{escape(str(error))}</pre>"
 
 
 def envs(arguments: Sequence[str], program: str) -> int:

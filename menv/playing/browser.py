@@ -1,22 +1,18 @@
 """`PlayServer`: a page on this machine where a person plays against the policies of a run.
 
-The page is one file, `page.html`. It sends JSON objects over a WebSocket and gets one answer to each: `new` starts a
-game, `move` takes an action, `advance` lets a policy act. One thread plays all games, so
-that environments and policies are used by one thread only.
+The page is one file, `page.html`. It posts JSON objects and gets one answer to each: `about` describes the game, `new`
+starts one, `move` takes an action, `advance` lets a policy act. There is one game, which the latest page has. One
+thread plays it, because environments may not like several.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import hashlib
 import json
 import logging
-import re
-import socket
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,156 +22,56 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import AgentId
-from menv.errors import ConfigError, ContractError, MenvError, MissingExtraError, in_words
+from menv.errors import ConfigError, ContractError, MenvError, in_words
+from menv.local_page import LocalPage
 from menv.playing.game import Game, Position
-from menv.serving.transports.access import Access, bind
-
-try:
-    from starlette.applications import Starlette
-    from starlette.requests import HTTPConnection, Request
-    from starlette.responses import HTMLResponse, PlainTextResponse, Response
-    from starlette.routing import Route, WebSocketRoute
-    from starlette.websockets import WebSocket, WebSocketDisconnect
-    from uvicorn import Config, Server
-except ImportError as error:
-    raise MissingExtraError(
-        "--browser: the packages starlette and uvicorn are not installed, expected them for the page; "
-        "run: pip install 'menv-rl[serve]'"
-    ) from error
 
 _log = logging.getLogger("menv")
 
 _PAGE = Path(__file__).with_name("page.html")
-_MAX_MESSAGE = 4096
-"""Bytes of a message of the page."""
-_MAX_GAMES = 8
-"""Pages that are open at the same time."""
 _MANY_AGENTS = 4
 """With more agents, the page does not show the move of each policy."""
 _MAX_MOVES = 200
 """Moves of policies between two answers then."""
-_TRY_AGAIN = 1013
 
 
-class PlayServer:
-    """Serves the page; each page that is open has a game of its own.
+class PlayServer(LocalPage):
+    """Serves the page of a game, and closes the game when `run` ends.
 
     Args:
-        make_game: Makes a game; called once at first, and for further pages that are open at the same time.
+        game: The game; the person plays `game.human` at first, or the first agent with Discrete actions.
         title: The run's name, for the page.
-        human: The agent that the person plays at first; None takes the first one with Discrete actions.
         port: The port on 127.0.0.1; 0 chooses a free one.
-
-    Attributes:
-        url: The page's address.
 
     Raises:
         ConfigError: No agent has Discrete actions, or the port is taken.
     """
 
-    def __init__(
-        self,
-        make_game: Callable[[], Game],
-        *,
-        title: str,
-        human: AgentId | None = None,
-        port: int = 0,
-    ) -> None:
-        self._access = Access()
-        self._make_game = make_game
-        game = make_game()
-        try:
-            self._about = _about(game, title, human)
-            self._socket = bind(self._access.address, port, socket.socket)
-        except BaseException:
-            game.close()
-            raise
-        self.url = "http://{}:{}/".format(*self._socket.getsockname())
-        self._free = [game]
-        self._num_open = 0
-        self._thread = ThreadPoolExecutor(1, "menv-play")
-        self._text = _PAGE.read_text("utf-8")
-        app = Starlette(routes=[Route("/", self._page), WebSocketRoute("/play", self._play)])
-        self._server = Server(Config(
-            app, log_level="critical", access_log=False, lifespan="off", proxy_headers=False, server_header=False,
-            ws_max_size=_MAX_MESSAGE, timeout_graceful_shutdown=1,
-        ))  # fmt: skip
-
-    def run(self) -> None:
-        """Serve until `stop`, Ctrl-C or SIGTERM."""
-        try:
-            asyncio.run(self._server.serve([self._socket]))
-        finally:
-            self._thread.shutdown()
-            for game in self._free:
-                game.close()
-
-    def stop(self) -> None:
-        """End `run`; may be called in another thread."""
-        self._server.should_exit = True
-
-    async def _page(self, request: Request) -> Response:
-        if why := self._stranger(request):
-            return PlainTextResponse(why, 403)
-        return HTMLResponse(self._text, headers={"content-security-policy": _policy(self._text)})
-
-    async def _play(self, socket: WebSocket) -> None:
-        if self._stranger(socket):
-            await socket.close()
-            return
-        await socket.accept()
-        if self._num_open >= _MAX_GAMES:
-            await socket.close(
-                _TRY_AGAIN, f"{_MAX_GAMES} games are open, expected fewer; close another page."
-            )
-            return
-        self._num_open += 1
-        loop = asyncio.get_running_loop()
-        table = None
-        try:
-            table = await loop.run_in_executor(self._thread, self._open)
-            await socket.send_text(json.dumps({"game": self._about}))
-            while True:
-                message = await socket.receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                answer = await loop.run_in_executor(self._thread, table.answer, message.get("text"))
-                await socket.send_text(json.dumps(answer))
-        except WebSocketDisconnect:
-            pass
-        finally:
-            self._num_open -= 1
-            if table is not None:
-                self._free.append(table.game)
-
-    def _open(self) -> _Table:
-        game = self._free.pop() if self._free else self._make_game()
-        return _Table(game, self._about["seats"])
-
-    def _stranger(self, connection: HTTPConnection) -> str | None:
-        """Return why a request is refused: its page is another one, or its host name was bound to this machine."""
-        host, origin = connection.headers.get("host"), connection.headers.get("origin")
-        if origin not in (None, f"http://{host}"):
-            return "not_allowed: the header Origin names another page"
-        return self._access.stranger(None, host)
-
-
-class _Table:
-    """A game and the page that shows it."""
-
-    def __init__(self, game: Game, seats: list[str]) -> None:
-        self.game = game
-        self._seats = {str(agent): agent for agent in game.agents if str(agent) in seats}
+    def __init__(self, game: Game, *, title: str, port: int = 0) -> None:
+        self._game, self._about = game, _about(game, title)
+        self._seats = {str(agent): agent for agent in game.agents if str(agent) in self._about["seats"]}
         self._position: Position | None = None
         # Counts positions, so that a message about an earlier one is refused.
         self._turn = 0
+        self._thread = ThreadPoolExecutor(1, "menv-play")
+        super().__init__(port, lambda: _PAGE.read_text("utf-8"), self._answer)
 
-    def answer(self, text: str | None) -> dict[str, Any]:
-        """Return the answer to a message."""
+    def run(self) -> None:
+        """Serve until Ctrl-C or `shutdown`."""
         try:
-            found = self._act(_read(text))
+            super().run()
+        finally:
+            self._thread.shutdown()
+            self._game.close()
+
+    def _answer(self, text: bytes) -> str:
+        return json.dumps(self._thread.submit(self._answered, text).result())
+
+    def _answered(self, text: bytes) -> dict[str, Any]:
+        try:
+            return self._act(_read(text))
         except MenvError as error:
-            found = {"error": str(error)}
+            found: dict[str, Any] = {"error": str(error)}
             if self._position is not None:
                 found["position"] = self._shown(self._position)
         except Exception as error:
@@ -186,7 +82,9 @@ class _Table:
         return found
 
     def _act(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        game, kind = self.game, message.get("do")
+        game, kind = self._game, message.get("do")
+        if kind == "about":
+            return {"game": self._about}
         if kind == "new":
             game.human = self._seat(message.get("seat"))
             self._show(game.start())
@@ -197,7 +95,7 @@ class _Table:
             elif position.agent != game.human:
                 self._show(game.advance(1 if len(game.agents) <= _MANY_AGENTS else _MAX_MOVES))
         else:
-            raise ContractError(f"message: do is {kind!r:.40}, expected new, move or advance")
+            raise ContractError(f"message: do is {kind!r:.40}, expected about, new, move or advance")
         assert self._position is not None
         return {"position": self._shown(self._position)}
 
@@ -216,7 +114,7 @@ class _Table:
         return self._position
 
     def _action(self, position: Position, action: object) -> int:
-        if position.agent != self.game.human:
+        if position.agent != self._game.human:
             raise ContractError(
                 f"move: it is the turn of {str(position.agent)!r}, expected yours; wait for it"
             )
@@ -232,7 +130,7 @@ class _Table:
 
     def _shown(self, position: Position) -> dict[str, Any]:
         """Return a position as JSON values."""
-        board = _board(self.game)
+        board = _board(self._game)
         chances = position.probabilities or {}
         picture = None if board else position.picture
         return {
@@ -252,9 +150,9 @@ class _Table:
         }
 
 
-def _about(game: Game, title: str, human: AgentId | None) -> dict[str, Any]:
+def _about(game: Game, title: str) -> dict[str, Any]:
     """Return what stays the same in all games."""
-    seats = game.seats(human)
+    seats = game.seats(game.human)
     game.start()
     board = _board(game)
     spec = getattr(game.env, "spec", None)
@@ -263,7 +161,7 @@ def _about(game: Game, title: str, human: AgentId | None) -> dict[str, Any]:
         "run": title,
         "agents": [str(agent) for agent in game.agents],
         "seats": seats,
-        "seat": seats[0] if human is None else str(human),
+        "seat": seats[0] if game.human is None else str(game.human),
         "board": None if board is None else {key: board[key] for key in ("rows", "columns", "by")},
     }
 
@@ -289,9 +187,9 @@ def _board(game: Game) -> dict[str, Any] | None:
     return {"rows": rows, "columns": columns, "by": by, "cells": cells}
 
 
-def _read(text: str | None) -> Mapping[str, Any]:
+def _read(text: bytes) -> Mapping[str, Any]:
     try:
-        message = json.loads(text or "")
+        message = json.loads(text)
     except (ValueError, RecursionError):
         raise ContractError('message: it is no JSON, expected an object such as {"do": "advance"}') from None
     if not isinstance(message, dict):
@@ -299,17 +197,6 @@ def _read(text: str | None) -> Mapping[str, Any]:
             f'message: it is a {type(message).__name__}, expected an object such as {{"do": "advance"}}'
         )
     return message
-
-
-def _policy(page: str) -> str:
-    """Return the content security policy: the page's own script and style run, and nothing else is loaded."""
-    script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
-    assert script is not None
-    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
 
 
 def _data_url(picture: npt.NDArray[np.uint8]) -> str:

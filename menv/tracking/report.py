@@ -1,13 +1,12 @@
 """Reports of runs: the content of `page.html` as JSON, and the page as one HTML file that opens offline.
 
-Runs that differ by their seed alone are one group. Its curves have the mean, the interquartile mean (IQM) and the
-quartiles over seeds at each env step, and its last returns a bootstrap interval (Agarwal et al. 2021, "Deep
-Reinforcement Learning at the Edge of the Statistical Precipice"). The dashboard and `menv plot` use the same numbers.
+Runs that differ by their seed alone are one group. Its curves have the mean and the quartiles over seeds, and its last
+returns the interquartile mean (IQM) and a bootstrap interval of it (Agarwal et al. 2021, "Deep Reinforcement Learning
+at the Edge of the Statistical Precipice"). `menv plot` uses the same numbers.
 """
 
 from __future__ import annotations
 
-import base64
 import difflib
 import json
 import math
@@ -15,7 +14,6 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,9 +23,9 @@ import numpy as np
 import menv
 from menv.capsule_files import without_secrets
 from menv.errors import ConfigError
-from menv.plain_files import path_given, plain_files, read, replacing, writing
+from menv.plain_files import path_given, replacing, writing
 from menv.tracking.curves import plot_curves
-from menv.tracking.run_folder import VIDEOS, Run
+from menv.tracking.run_folder import Run
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Curve: TypeAlias = tuple[Floats, Floats]
@@ -41,8 +39,6 @@ _LINES = 10
 _LAST = 0.1
 """The share of a run's env steps whose mean is its last return."""
 _RESAMPLES = 2000
-_MOST_VIDEOS, _MOST_TEXT = 1_200_000, 4_000
-"""Bytes of all pictures in a page, and characters of a recorded text."""
 
 _OWN = r"(?P<line>.+)"
 _CHARTS = (
@@ -55,19 +51,10 @@ _CHARTS = (
     ("Episodes", "Env steps per episode", "episode_len_mean"),
     ("Episodes", "{chart}", "custom_metrics/(?P<chart>.+)_mean"),
     ("Learning", "{chart}", rf"info/learner/{_OWN}/learner_stats/(?P<chart>.+)"),
-    ("Speed", "Env steps per second", "steps_per_second"),
     ("Clients", "{chart}", "external/(?P<chart>.+)"),
     ("Clients", "Staleness of weights, {chart}", "staleness/(?P<chart>.+)"),
 )
 """Section, title and result keys of each kind of chart."""
-
-_TITLES = {
-    "policy_loss": "Policy loss", "vf_loss": "Value loss", "entropy": "Entropy", "kl": "KL divergence",
-    "total_loss": "Total loss", "loss": "Loss", "mean_q": "Mean Q-value", "mean_td_error": "Mean TD error",
-    "grad_gnorm": "Gradient norm", "vf_explained_var": "Explained variance of values", "cur_lr": "Learning rate",
-    "epsilon": "Exploration (epsilon)", "latency_ms_mean": "Mean latency of actions, ms",
-    "latency_ms_max": "Maximum latency of actions, ms",
-}  # fmt: skip
 
 
 @dataclass
@@ -122,8 +109,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     if len(set(names)) < len(names):
         names = [kind[0].name for kind in kinds]
     return [
-        Group(name, kind, [_with_speed(run.progress()) for run in kind])
-        for name, kind in zip(names, kinds, strict=True)
+        Group(name, kind, [run.progress() for run in kind]) for name, kind in zip(names, kinds, strict=True)
     ]
 
 
@@ -135,13 +121,6 @@ def _group_name(runs: Sequence[Run], different: Sequence[str]) -> str:
         f"{settings.get(key)}" if key == "algorithm" else f"{key}={settings.get(key)}"
         for key in different[:3]
     )[:80]
-
-
-def _with_speed(table: dict[str, Floats]) -> dict[str, Floats]:
-    steps, seconds = (table.get(key) for key in ("num_env_steps_sampled_this_iter", "time_this_iter_s"))
-    if steps is not None and seconds is not None:
-        table["steps_per_second"] = steps / np.maximum(seconds, 1e-9)
-    return table
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -183,7 +162,7 @@ def interquartile_mean(values: Floats) -> Floats:
 
 
 def summary(curves: Sequence[Curve]) -> dict[str, Floats]:
-    """Return env steps and, over the curves, `mean`, `iqm` and the quartiles `low` and `high`.
+    """Return env steps and, over the curves, `mean` and the quartiles `low` and `high`.
 
     Curves are interpolated linearly; the range is where all of them have values.
     """
@@ -192,9 +171,7 @@ def summary(curves: Sequence[Curve]) -> dict[str, Floats]:
     steps = steps[(steps >= first) & (steps <= last)]
     values = np.array([np.interp(steps, x, y) for x, y in curves]).reshape(len(curves), len(steps))
     low, high = np.percentile(values, (25, 75), axis=0)
-    return {
-        "x": steps, "mean": values.mean(axis=0), "iqm": interquartile_mean(values), "low": low, "high": high
-    }  # fmt: skip
+    return {"x": steps, "mean": values.mean(axis=0), "low": low, "high": high}
 
 
 def last_values(curves: Sequence[Curve]) -> dict[str, float]:
@@ -235,7 +212,6 @@ def report_data(runs: Sequence[Run]) -> dict[str, Any]:
         ConfigError: The runs have different environments, or a file of one is damaged.
     """
     groups = groups_of(runs)
-    videos, left_out = _videos(runs)
     return {
         "title": str(runs[0].config.get("env")),
         "version": menv.__version__,
@@ -246,18 +222,15 @@ def report_data(runs: Sequence[Run]) -> dict[str, Any]:
         ],
         "last": _last(groups),
         "sections": _sections(groups),
-        "time": [bar for group in groups for bar in _time(group)],
         "matchups": [table for group in groups for table in _matchups(group)],
         "settings": _settings([run for group in groups for run in group.runs]),
-        "videos": videos,
-        "videos_left_out": left_out,
     }
 
 
-def page(data: Mapping[str, Any]) -> str:
-    """Return the page with this content."""
+def page(paths: Sequence[str | os.PathLike[str]]) -> str:
+    """Return the page of run folders; see `write_report`."""
     # Nothing in a script element ends it but "</", and names of runs and agents may hold anything.
-    text = json.dumps(data, separators=(",", ":"), default=str).replace("<", "\\u003c")
+    text = json.dumps(report_data(runs_of(paths)), separators=(",", ":"), default=str).replace("<", "\\u003c")
     return Path(__file__).with_name("page.html").read_text("utf-8").replace("{{data}}", text)
 
 
@@ -299,7 +272,7 @@ def write_report(
     runs = runs_of(paths)
     default = runs[0].path / "report.html" if len(runs) == 1 else "report.html"
     path = output_path("report", default if output is None else output)
-    text = page(report_data(runs))
+    text = page(paths)
     with writing("report", f"the report {path}"):
         # A user may name a pipe or a device.
         if output is not None and path.exists() and not path.is_file():
@@ -380,7 +353,6 @@ def _about(run: Run, table: Mapping[str, Floats]) -> dict[str, Any]:
     return {
         "name": run.name,
         "algorithm": str(run.config.get("algorithm")),
-        "menv": str(run.config.get("menv_version")),
         "running": run.is_running,
         "command": run.repeating,
         "digest": run.digest,
@@ -395,7 +367,7 @@ def _last(groups: Sequence[Group]) -> list[dict[str, Any]]:
     keys = {
         name: key
         for name, key in keys.items()
-        if any(np.isfinite(one[key][-1:]).any() for one in tables if key in one)
+        if any(np.isfinite(t[key][-1:]).any() for t in tables if key in t)
     }
     return [
         {
@@ -410,58 +382,27 @@ def _last(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def _sections(groups: Sequence[Group]) -> list[dict[str, Any]]:
     sections: dict[str, list[dict[str, Any]]] = {}
     for section, title, pattern in _CHARTS:
-        if _repeats_a_policy(groups, pattern):
-            continue
         for chart, keys in matching(groups, pattern).items():
-            words = chart.removeprefix("num_").replace("_", " ").capitalize()
-            named = title.format(chart=_TITLES.get(chart, words))
-            for name, lines in _split(named, groups, keys):
-                if not _is_dull(section, [values for _, curves in lines for _, values in curves]):
-                    shown = [line_of(*line) for line in lines[:_LINES]]
-                    more = {"title": name, "lines": shown, "left_out": len(lines) - len(shown)}
-                    sections.setdefault(section, []).append(more)
+            lines = lines_of(groups, keys)
+            # Counts that stayed 0, and learning rates that are a setting, say nothing.
+            if all(
+                np.ptp(y) == 0 and (section == "Learning" or not y.any())
+                for _, curves in lines
+                for _, y in curves
+            ):
+                continue
+            shown = [line_of(*line) for line in lines[:_LINES]]
+            named = title.format(chart=chart.removeprefix("num_").replace("_", " ").capitalize())
+            more = {"title": named, "lines": shown, "left_out": len(lines) - len(shown)}
+            sections.setdefault(section, []).append(more)
     return [{"title": title, "charts": charts} for title, charts in sections.items()]
 
 
-def _is_dull(section: str, values: Sequence[Floats]) -> bool:
-    """Return whether lines are settings, or counts that stayed 0."""
-    level = all(np.ptp(one) == 0 for one in values)
-    return level and (
-        section == "Learning" or (section in ("Returns", "Clients") and not any(map(np.any, values)))
-    )
-
-
-def _repeats_a_policy(groups: Sequence[Group], key: str) -> bool:
-    """Return whether the only policy has the returns of whole episodes."""
-    found = re.fullmatch("(evaluation/)?episode_reward_mean", key)
-    policies = matching(groups, rf"{found[1] or ''}policy_reward_mean/{_OWN}").get("", {}) if found else {}
-    return len(policies) == 1 and all(
-        np.array_equal(table.get(key, 0), table.get(policy, 0), equal_nan=True)
-        for group in groups
-        for table in group.tables
-        for policy in policies.values()
-    )
-
-
-def _split(
-    title: str, groups: Sequence[Group], keys: Mapping[str, str]
-) -> Iterator[tuple[str, list[tuple[str, list[Curve]]]]]:
-    """Yield the charts of result keys: one for each policy where groups are compared, so that lines stay few."""
-    parts = [{name: key} for name, key in keys.items()] if len(groups) > 1 and len(keys) > 1 else [dict(keys)]
-    for part in parts:
-        if lines := lines_of(groups, part if len(parts) == 1 else {"": next(iter(part.values()))}):
-            yield title if len(parts) == 1 else f"{title}: {next(iter(part))}", lines
-
-
 def line_of(name: str, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Return the points of a line as JSON values; of several seeds `summary` and each seed's own."""
-    if len(curves) == 1:
-        x, y = curves[0]
-        return {"name": name, "x": _thin(x), "mean": _thin(y)}
-    found = {key: _thin(values) for key, values in summary(curves).items()}
-    # Most seeds have the env steps of their mean, which are not repeated.
-    own = [(_thin(x), _thin(y)) for x, y in curves]
-    return {"name": name, "seeds": [[None if x == found["x"] else x, y] for x, y in own], **found}
+    """Return the points of a line as JSON values, of several seeds their `summary`."""
+    (x, y), several = curves[0], len(curves) > 1
+    found = summary(curves) if several else {"x": x, "mean": y}
+    return {"name": name, **{key: _thin(values) for key, values in found.items()}}
 
 
 def _thin(values: Floats) -> list[float | None]:
@@ -480,62 +421,28 @@ def _figure(value: Any) -> float | int | None:
     return int(short) if short == int(short) else short
 
 
-def _time(group: Group) -> Iterator[dict[str, Any]]:
-    """Yield seconds by activity; with workers, theirs apart from the main process."""
-
-    def seconds(key: str) -> float:
-        return float(sum(np.nansum(table[key]) for table in group.tables if key in table))
-
-    sampling = {
-        "environments": seconds("sampler_perf/env_time_s"),
-        "deciding": seconds("sampler_perf/act_time_s"),
-        "completing batches": seconds("sampler_perf/complete_time_s"),
-    }
-    sampled, learning = seconds("sampler_perf/sample_time_s"), seconds("sampler_perf/learn_time_s")
-    whole = seconds("time_this_iter_s")
-    rest = {"learning": learning, "everything else": max(0.0, whole - sampled - learning)}
-    if "num_worker_restarts" in group.result_keys():
-        bars = {
-            f"{group.name}: workers": sampling,
-            f"{group.name}: main process": {"waiting for workers": sampled, **rest},
-        }
-    else:
-        other = max(0.0, sampled - sum(sampling.values()))
-        bars = {group.name: {**sampling, "other sampling": other, **rest}}
-    for name, parts in bars.items() if whole else ():
-        yield {"name": name, "parts": list(parts.items())}
-
-
 def _matchups(group: Group) -> Iterator[dict[str, Any]]:
-    """Yield the mean over seeds of the points per game of each player against each other, evaluations separately.
+    """Yield the mean over seeds of the points per game of each player against each other.
 
     A league has them in its payoff matrix, other games in the last result.
     """
-    results = [(run, result) for run in group.runs for result in deque(run.results(), maxlen=1)]
-    for title in ("", "evaluation"):
-        last: dict[str, dict[str, list[float]]] = {}
-        for run, result in results:
-            whole = _section(result, title) if title else result
-            found = (not title and run.payoff()) or _section(whole, "matchups")
-            for player in found:
-                for opponent in (row := _section(found, player)):
-                    won, drawn = (_section(row, opponent).get(kind) for kind in ("win", "draw"))
-                    if isinstance(won, int | float) and isinstance(drawn, int | float):
-                        last.setdefault(player, {}).setdefault(opponent, []).append(won + drawn / 2)
-        if last:
-            others = dict.fromkeys(name for row in last.values() for name in row)
-            against = [
-                *(name for name in last if name in others),
-                *(name for name in others if name not in last),
-            ]
-            yield {
-                "name": " · ".join(filter(None, (group.name, title))),
-                "players": list(last),
-                "against": against,
-                "points": [
-                    [_figure(np.mean(row.get(name, [math.nan]))) for name in against] for row in last.values()
-                ],
-            }
+    points: dict[str, dict[str, list[float]]] = {}
+    for run in group.runs:
+        last: Any = next(iter(deque(run.results(), maxlen=1)), {})
+        found = run.payoff() or _section(last, "matchups")
+        for player, row in found.items():
+            for opponent in row if isinstance(row, Mapping) else ():
+                won, drawn = (_section(row, opponent).get(kind) for kind in ("win", "draw"))
+                if isinstance(won, int | float) and isinstance(drawn, int | float):
+                    points.setdefault(player, {}).setdefault(opponent, []).append(won + drawn / 2)
+    if points:
+        others = dict.fromkeys(name for row in points.values() for name in row)
+        against = [
+            *(name for name in points if name in others),
+            *(name for name in others if name not in points),
+        ]
+        shown = [[_figure(np.mean(row.get(name, math.nan))) for name in against] for row in points.values()]
+        yield {"name": group.name, "players": list(points), "against": against, "points": shown}
 
 
 def _section(result: Any, key: str) -> Mapping[str, Any]:
@@ -552,24 +459,3 @@ def _settings(runs: Sequence[Run]) -> dict[str, Any]:
         for key in keys
     ]
     return {"runs": [run.name for run in runs], "rows": rows}
-
-
-def _videos(runs: Sequence[Run]) -> tuple[list[dict[str, str]], int]:
-    """Return the latest recorded episodes that fit into a page, and the number of the others."""
-    files = [(path, run) for run in runs for path in plain_files(run.path / VIDEOS, "**/*", (".gif", ".txt"))]
-    shown, room, left_out = [], _MOST_VIDEOS, 0
-    for path, run in sorted(files, key=lambda one: one[0].name, reverse=True):
-        with suppress(OSError, ConfigError):
-            size = path.stat().st_size
-            if size > room:
-                left_out += 1
-                continue
-            data = read(path, room)
-            room -= size
-            entry = {"run": run.name, "name": path.name}
-            if path.suffix == ".gif":
-                entry["gif"] = base64.b64encode(data).decode()
-            else:
-                entry["text"] = data.decode("utf-8", "replace")[:_MOST_TEXT]
-            shown.append(entry)
-    return shown, left_out
