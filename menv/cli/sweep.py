@@ -1,21 +1,17 @@
 """`menv sweep`: searches settings with Optuna; each run of a trial is a `menv train` in a separate process.
 
     runs/sweep/
-        sweep.json            the sweep of this folder
-        journal.log           Optuna's storage, from which the same command resumes
+        sweep.db              Optuna's storage, from which the same command resumes
         trial-000-seed-0/     a run folder for each seed of a trial
-        trials.csv            all trials: state, score, settings, errors
         report.html           curves of the completed trials
         best.json             the best settings, for `menv train --config`
 
-The score of a trial is the mean of its seeds' last values of the metric. The pruner follows the first seed; the other
-seeds of a pruned trial do not run.
+The score of a trial is the mean of its seeds' last values of the metric. The pruner follows the first seed.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -25,19 +21,15 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal
 
-from menv import algorithms
-from menv.algorithms.config.setting import Settings, known_values, setting, table
-from menv.algorithms.learn import StopRule
-from menv.algorithms.results import TrainResult
+from menv.algorithms.config.setting import Settings, known_values, setting
 from menv.cli.arguments import (
     IMPORT,
     Parser,
@@ -48,32 +40,26 @@ from menv.cli.arguments import (
     print_text,
     read_settings,
     take_imports,
-    with_objects,
     with_sections,
 )
-from menv.cli.train import train_parser
-from menv.errors import ConfigError, MissingExtraError, message_of
+from menv.errors import ConfigError, MissingExtraError
 from menv.plain_files import inside, opened, read, replacing, writing
-from menv.serialization import read_json, shell_line
+from menv.serialization import shell_line
 from menv.serving.interrupts import Terminations
 from menv.tracking.report import write_report
 from menv.tracking.run_folder import Run, locked, scalars
 
 try:
     import optuna
-    from optuna.storages.journal import JournalFileBackend
-    from optuna.trial import TrialState
+    from optuna.trial import FrozenTrial, TrialState
 except ImportError as error:
     raise MissingExtraError(
         "menv sweep: the package optuna is not installed, expected it; run: pip install 'menv-rl[sweep]'"
     ) from error
 
 _RANGE = "expected {float = [low, high]}, {int = [low, high]}, both with log = true or step, or {choice = [values]}"
-_TAIL, _MOST_JOURNAL = 1 << 16, 1 << 28
-"""Bytes at the end of a log that are read, and of a journal."""
-_RETRIES = "retries"
-"""The attribute of a trial that repeats a failed one: its number."""
-_REQUIRED = {"stop": "num_env_steps_sampled = 20_000", "space": "lr = {float = [1e-4, 1e-2]}"}
+_SUGGEST = {"float": "suggest_float", "int": "suggest_int", "choice": "suggest_categorical"}
+_PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}
 
 
 @dataclass(frozen=True)
@@ -103,12 +89,8 @@ a sweep file:
   seeds = 3                         # runs of each trial; its score is their mean
   pruner = "median"                 # or "hyperband", "none"; pruner_options has the arguments of Optuna's class
   options = "--no-zoo"              # more options of menv train, such as "--policies per-agent"
-
-  [stop]                            # when a run ends, as menv train --stop
-  num_env_steps_sampled = 20_000
-
-  [config]                          # settings of all trials
-  num_envs_per_worker = 8
+  stop = {num_env_steps_sampled = 20_000}
+  config = {num_envs_per_worker = 8}
 
   [space]                           # settings that are searched
   lr = {float = [1e-4, 1e-2], log = true}
@@ -130,26 +112,19 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
     parser.add_argument(
         "--jobs", metavar="N", type=count, default=1, help="runs at the same time (%(default)s)"
     )
-    parser.add_argument(
-        "--retry-failed", action="store_true",
-        help="run failed trials again, as new ones with the same settings that do not count for --trials",
-    )  # fmt: skip
+    parser.add_argument("--retry-failed", action="store_true", help="continue failed trials, too")
     parser.add_argument("--dir", metavar="DIR", help="the folder of the sweep (runs/NAME for NAME.toml)")
     take_imports(parser)
     args = parsed(parser, arguments)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     file = SweepFile(**known_values(SweepFile, read_settings(args.sweep), f"{args.sweep}: "))
-    space, pruner = _checked(file), _pruner(file)
     folder = Path(args.dir or Path("runs", Path(args.sweep).stem))
     imports = [word for module in args.modules for word in (IMPORT, module)]
     with writing("sweep", f"the folder {folder}"), Terminations(program=True) as termination:
+        sweep = Sweep(file, folder, imports, lambda line: print_text(line, program))
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            sweep = Sweep(file, space, pruner, folder, imports)
-            if args.retry_failed:
-                sweep.retry_failed()
             try:
-                sweep.search(args.trials, args.jobs, lambda line: print_text(line, program))
+                sweep.search(args.trials, args.jobs, retry=args.retry_failed)
             except KeyboardInterrupt:
                 print_error(f"interrupted; running trials were saved\n  resume: {shell_line(args.typed)}")
                 return 128 + (termination.number or signal.SIGINT)
@@ -162,365 +137,221 @@ class TrialFailedError(Exception):
 
 
 class Sweep:
-    """A sweep in its folder; raises ConfigError if the folder holds something else."""
+    """A sweep in its folder; raises ConfigError if its file or the folder is wrong."""
 
     def __init__(
-        self,
-        file: SweepFile,
-        space: Mapping[str, Dimension],
-        pruner: optuna.pruners.BasePruner,
-        folder: Path,
-        imports: Sequence[str],
+        self, file: SweepFile, folder: Path, imports: Sequence[str], show: Callable[[str], None]
     ) -> None:
-        self.file, self.space, self.folder, self._imports = file, space, folder, imports
-        self._options = shlex.split(file.options or "")
-        self._write_file()
-        self.study = self._open_study(pruner)
-        self._running = [trial for trial in self.study.trials if not trial.state.is_finished()]
-        self._lock = threading.RLock()
+        self.file, self.folder, self._imports, self._show = file, folder, imports, show
         self._processes: list[subprocess.Popen[str]] = []
         self._is_stopped = False
-        # Until a run has reported the metric, a wrong setting ends the sweep.
-        self._has_reported = bool(self.ranking())
-
-    def _write_file(self) -> None:
-        path, mine = self.folder / "sweep.json", json.loads(json.dumps(asdict(self.file)))
-        self._is_new = not path.exists()
-        if not self._is_new:
-            before: dict[str, Any] = {}
-            data = read(path)
-            with suppress(ValueError, TypeError, RecursionError):
-                before = dict(read_json(data))
-            if other := [key for key in mine if mine[key] != before.get(key)]:
-                raise ConfigError(
-                    f"{self.folder}: holds another sweep ({', '.join(other)} differ), expected the same one; choose "
-                    "another --dir, or delete it"
-                )
-        elif any(one.name != ".lock" for one in self.folder.iterdir()):
-            raise ConfigError(
-                f"{self.folder}: holds something else, expected a new folder; choose another --dir"
-            )
-        else:
-            with opened(path, "x", encoding="utf-8") as file:
-                file.write(json.dumps(mine, indent=2))
-
-    def _open_study(self, pruner: optuna.pruners.BasePruner) -> optuna.Study:
-        journal = self.folder / "journal.log"
-        with suppress(FileNotFoundError), opened(journal, "r+b") as file:
-            # A sweep that was killed, or had no room, may have written half a line.
-            file.truncate(read(journal, _MOST_JOURNAL).rfind(b"\n") + 1)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        name = _PRUNERS[file.pruner]
         try:
-            return optuna.create_study(
-                storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))), study_name="sweep",
-                direction=self.file.direction, load_if_exists=True, pruner=pruner,
-            )  # fmt: skip
-        except (ValueError, LookupError, TypeError) as error:
+            self._text = json.dumps(asdict(file))
+            self._options = shlex.split(file.options or "")
+            self._pruner = getattr(optuna.pruners, name)(**file.pruner_options)
+        except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"{journal}: damaged ({error}), expected Optuna's journal; delete the folder, or choose another --dir"
-            ) from error
+                f"sweep: {error}, expected numbers, strings, lists and tables, options as in a shell, and arguments of "
+                f"Optuna's {name} as pruner_options; correct it"
+            ) from None
+        self.space = dict(_entries(with_sections(file.space), ""))
+        if not file.stop or not self.space:
+            raise ConfigError("sweep: no stop or no space, expected both; see the file in menv sweep --help")
+        self._suggest(optuna.create_study().ask())
 
-    def retry_failed(self) -> None:
-        """Begin a trial with the settings of each failed one that has none yet."""
-        begun = {one.user_attrs.get(_RETRIES) for one in self.study.trials}
-        for one in self.study.get_trials(states=(TrialState.FAIL,)):
-            if one.number not in begun and one.params.keys() == self.space.keys():
-                again = optuna.trial.create_trial(
-                    state=TrialState.RUNNING, params=one.params, distributions=one.distributions,
-                    user_attrs={_RETRIES: one.number},
-                )  # fmt: skip
-                self.study.add_trial(again)
-        self._running = [trial for trial in self.study.trials if not trial.state.is_finished()]
-
-    def _count(self) -> int:
-        """Return how many trials there are, a failed one and the one that repeats it counted once."""
-        return sum(_RETRIES not in trial.user_attrs for trial in self.study.trials)
-
-    def search(self, trials: int, jobs: int, show: Callable[[str], None]) -> None:
-        """Run trials until there are `trials` in all, `jobs` runs at a time.
+    def search(self, trials: int, jobs: int, *, retry: bool = False) -> None:
+        """Run trials until there are `trials` in all, `jobs` runs at a time; `retry` continues failed ones.
 
         Raises:
-            ConfigError: A setting is wrong in every trial, or the first run that ended has no value of the metric.
+            ConfigError: The folder holds another sweep, or the first run was refused or has no value of the metric.
         """
-        if done := self._count() - len(self._running):
-            show(f"resuming {self.folder}, {done} of {trials} trials are done")
-        try:
-            with ThreadPoolExecutor(jobs) as pool:
-                workers = [pool.submit(self._work, trials, show) for _ in range(jobs)]
-                try:
-                    for worker in wait(workers, return_when=FIRST_EXCEPTION).done:
-                        worker.result()
-                finally:
-                    self._stop()
-        except ConfigError:
-            if self._is_new and not any(trial.user_attrs for trial in self.study.trials):
-                shutil.rmtree(self.folder)
-            raise
-        self._write()
+        self._open()
+        is_new, left = not self.study.trials, trials - self._take_up(retry)
+        # Ctrl-C reaches the main thread only, which must not be in a trial.
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                pool.submit(
+                    self.study.optimize, self._objective, max(left, 0), n_jobs=jobs, catch=TrialFailedError,
+                    callbacks=[self._ended],
+                ).result()  # fmt: skip
+            except BaseException as error:
+                self._stop()
+                if is_new and isinstance(error, ConfigError) and not [*self.folder.glob("*/checkpoints")]:
+                    shutil.rmtree(self.folder)
+                raise
         if best := self.ranking()[:10]:
-            runs = [self._run_folder(trial.number, seed) for trial in best for seed in range(self.file.seeds)]
+            runs = [self._run_folder(one, seed) for one in best for seed in range(self.file.seeds)]
             write_report(runs, self.folder / "report.html")
 
-    def _stop(self) -> None:
-        with self._lock:
-            self._is_stopped = True
-            for process in self._processes:
-                process.terminate()
+    def _open(self) -> None:
+        storage = inside(self.folder, "sweep.db")
+        # A plain file, which this makes.
+        opened(storage, "ab").close()
+        try:
+            self.study = optuna.create_study(
+                storage=f"sqlite:///{storage}", study_name="sweep", direction=self.file.direction, load_if_exists=True,
+                pruner=self._pruner, sampler=optuna.samplers.TPESampler(seed=0),
+            )  # fmt: skip
+        except Exception as error:
+            raise ConfigError(
+                f"{storage}: damaged ({type(error).__name__}), expected Optuna's storage; choose another --dir"
+            ) from error
+        if self.study.user_attrs.get("file", self._text) != self._text:
+            raise ConfigError(f"{self.folder}: holds another sweep, expected the same; choose another --dir")
+        self.study.set_user_attr("file", self._text)
+        # A resumed sweep must not repeat its first samples.
+        self.study.sampler = optuna.samplers.TPESampler(seed=len(self.study.trials))
 
-    def _work(self, trials: int, show: Callable[[str], None]) -> None:
-        while (trial := self._next(trials)) is not None:
-            try:
-                scores = [self._score(trial, seed) for seed in range(self.file.seeds)]
-            except (ConfigError, TrialFailedError) as error:
-                if self._is_stopped:
-                    return
-                if isinstance(error, ConfigError) and not self._has_reported:
-                    raise
-                trial.set_user_attr("error", message_of(error))
-                self.study.tell(trial, state=TrialState.FAIL)
-            except optuna.TrialPruned:
-                self.study.tell(trial, state=TrialState.PRUNED)
+    def _take_up(self, retry: bool) -> int:
+        """Let stopped trials, and failed ones with `retry`, go on in their folders; return how many are done."""
+        done = 0
+        for one in self.trials():
+            failed = one.state is TrialState.FAIL and (retry or "error" not in one.user_attrs)
+            if one.state is TrialState.RUNNING:
+                self.study.tell(one.number, state=TrialState.FAIL)
+            if failed or one.state is TrialState.RUNNING:
+                self.study.enqueue_trial(one.params, {"again": one.number, "folder": _number(one)})
             else:
-                self.study.tell(trial, statistics.fmean(scores))
-            with self._lock:
-                self._write()
-                show(self._line(self.study.trials[trial.number]))
+                done += one.state is not TrialState.WAITING
+        return done
 
-    def _next(self, trials: int) -> optuna.Trial | None:
-        with self._lock:
-            while self._running:
-                trial = self._running.pop(0)
-                if trial.params.keys() == self.space.keys():
-                    return optuna.Trial(self.study, trial._trial_id)
-                self.study.tell(trial.number, state=TrialState.FAIL)
-            number = len(self.study.trials)
-            if self._is_stopped or self._count() >= trials:
-                return None
-            # The sampler of a resumed sweep must not repeat its first samples.
-            self.study.sampler = optuna.samplers.TPESampler(seed=number)
-            return self.study.ask({name: one.distribution for name, one in self.space.items()})
+    def _objective(self, trial: optuna.Trial) -> float:
+        settings = self._settings(self._suggest(trial))
+        try:
+            return statistics.fmean(self._score(trial, seed, settings) for seed in range(self.file.seeds))
+        except (ConfigError, TrialFailedError) as error:
+            if isinstance(error, ConfigError) and not self.ranking():
+                self._stop()
+                raise
+            if not self._is_stopped:
+                trial.set_user_attr("error", str(error))
+            raise TrialFailedError from error
 
-    def _score(self, trial: optuna.Trial, seed: int) -> float:
-        key = f"seed {seed}"
-        if key not in trial.user_attrs:
-            self._run(trial, seed)
-            run = Run(self._run_folder(trial.number, seed))
-            found = list(filter(math.isfinite, run.progress().get(self.file.metric, ())))
-            if not found:
-                why = f"no result of a whole run has a number of {self.file.metric}"
-                trial.set_user_attr("error", why)
-                raise ConfigError(f"sweep: {why}, expected one; {run.path / 'progress.csv'} lists the keys")
-            trial.set_user_attr(key, float(found[-1]))
-        return float(trial.user_attrs[key])
+    def _stop(self) -> None:
+        self._is_stopped = True
+        for process in self._processes:
+            process.terminate()
 
-    def _run(self, trial: optuna.Trial, seed: int) -> None:
-        log = self._run_folder(trial.number, seed).with_suffix(".log")
-        with opened(log, "a", encoding="utf-8") as stderr:
-            # Held until the run ends, also where the sweep was killed: the next sweep waits for it here.
-            with suppress(ImportError):
-                import fcntl
+    def _suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+        for name, (kind, ends, how) in self.space.items():
+            try:
+                # Optuna stores no lists.
+                args = [[json.dumps(one) for one in ends]] if kind == "choice" else ends
+                getattr(trial, _SUGGEST[kind])(name, *args, **how)
+            except (LookupError, TypeError, ValueError) as error:
+                raise ConfigError(f"space.{name}: {str(error).rstrip('.')}, {_RANGE}") from None
+        return trial.params
 
-                fcntl.flock(stderr, fcntl.LOCK_EX)
-            with self._lock:
+    def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: json.loads(one) if isinstance(one, str) else one for name, one in params.items()}
+        return merge(with_sections(self.file.config), with_sections(own))
+
+    def _score(self, trial: optuna.Trial, seed: int, settings: Mapping[str, Any]) -> float:
+        folder = self._run_folder(trial, seed)
+        log = folder.with_suffix(".log")
+        # `menv train` refuses a metric that no result can have.
+        stop = json.dumps({self.file.metric: math.inf, **self.file.stop})
+        command = [
+            sys.executable, "-m", "menv.cli", "train", self.file.env, "--run", self.file.run, *self._options,
+            "--run-dir", str(folder), "--resume-or-start", "--config", json.dumps(settings), "--stop", stop,
+            "--seed", str(seed), "--json", *self._imports,
+        ]  # fmt: skip
+        with opened(log, "a") as stderr, subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+        ) as process:  # fmt: skip
+            self._processes.append(process)
+            try:
                 if self._is_stopped:
                     raise TrialFailedError
-                process = subprocess.Popen(
-                    self._command(trial, seed), stdout=subprocess.PIPE, stderr=stderr, text=True,
-                    env={"OMP_NUM_THREADS": "1", **os.environ}, start_new_session=True,
-                )  # fmt: skip
-                self._processes.append(process)
-        with process:
-            try:
-                self._follow(trial, seed, process)
+                for line in process.stdout or ():
+                    result: Any = None
+                    # The environment may print too.
+                    with suppress(ValueError):
+                        result = json.loads(line)
+                    if seed == 0 and isinstance(result, dict) and "training_iteration" in result:
+                        value = dict(scalars(result)).get(self.file.metric, math.nan)
+                        trial.report(value, result["training_iteration"])
+                        if trial.should_prune():
+                            raise optuna.TrialPruned
             except BaseException:
                 process.terminate()
                 raise
         if process.returncode:
+            last = read(log).decode(errors="replace").strip().rpartition("\n")[2]
             kind = ConfigError if process.returncode == 2 else TrialFailedError
-            raise kind(_reason(log, process.returncode))
+            raise kind(
+                f"{last.removeprefix('menv train: error: ')} (exit status {process.returncode}, see {log})"
+            )
         log.unlink()
+        found = list(filter(math.isfinite, Run(folder).progress().get(self.file.metric, ())))
+        if not found:
+            raise ConfigError(
+                f"sweep: no result of a whole run has a number of {self.file.metric}, expected one; "
+                f"{folder / 'progress.csv'} lists the keys"
+            )
+        return float(found[-1])
 
-    def _command(self, trial: optuna.Trial, seed: int) -> list[str]:
-        return [
-            sys.executable, "-m", "menv.cli", "train", self.file.env, "--run", self.file.run, *self._options,
-            "--run-dir", str(self._run_folder(trial.number, seed)), "--resume-or-start",
-            "--config", json.dumps(self._settings(trial.params)),
-            "--stop", json.dumps(dict(self.file.stop)), "--seed", str(seed), "--json", *self._imports,
-        ]  # fmt: skip
+    def _run_folder(self, trial: Any, seed: int) -> Path:
+        return inside(self.folder, f"trial-{_number(trial):03d}-seed-{seed}")
 
-    def _follow(self, trial: optuna.Trial, seed: int, process: subprocess.Popen[str]) -> None:
-        """Report the results of a run to the pruner; raise if the run is not worth continuing."""
-        reported = max(self.study.trials[trial.number].intermediate_values, default=0)
-        for line in process.stdout or ():
-            result: Any = None
-            # The environment may print too.
-            with suppress(ValueError):
-                result = json.loads(line)
-            if not isinstance(result, dict) or "training_iteration" not in result:
-                continue
-            config = Run(self._run_folder(trial.number, seed)).config["config"]
-            _refuse_unknown_keys(self.file, result, bool(config.get("evaluation_interval")))
-            value, iteration = dict(scalars(result)).get(self.file.metric), result["training_iteration"]
-            self._has_reported |= value is not None
-            if seed == 0 and value is not None and iteration > reported:
-                trial.report(value, iteration)
-                if trial.should_prune():
-                    raise optuna.TrialPruned
+    def trials(self) -> list[FrozenTrial]:
+        """Return the trials that no other one repeats."""
+        known = self.study.get_trials(deepcopy=False)
+        again = {one.user_attrs.get("again") for one in known}
+        return [one for one in known if one.number not in again]
 
-    def _run_folder(self, number: int, seed: int) -> Path:
-        return inside(self.folder, f"trial-{number:03d}-seed-{seed}")
-
-    def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        own = [one.settings(params[name]) for name, one in self.space.items()]
-        return reduce(merge, own, with_sections(self.file.config))
-
-    def ranking(self) -> list[optuna.trial.FrozenTrial]:
+    def ranking(self) -> list[FrozenTrial]:
         """Return the completed trials, the best first."""
-        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        done = [one for one in self.trials() if one.state is TrialState.COMPLETE]
         return sorted(done, key=lambda one: one.value or 0.0, reverse=self.file.direction == "maximize")
 
-    def _write(self) -> None:
-        seeds = [f"seed {seed}" for seed in range(self.file.seeds)]
-        with (
-            replacing(self.folder / "trials.csv") as draft,
-            opened(draft, "w", encoding="utf-8", newline="") as file,
-        ):
-            rows = csv.DictWriter(
-                file, ["trial", "state", "score", *seeds, *self.space, "error"], extrasaction="ignore"
-            )
-            rows.writeheader()
-            for one in self.study.get_trials(deepcopy=False):
-                score = one.value if one.state is TrialState.COMPLETE else None
-                about = {"trial": one.number, "state": one.state.name.lower(), "score": score}
-                rows.writerow({**one.params, **one.user_attrs, **about})
+    def _ended(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        if self._is_stopped:
+            study.stop()
+            return
+        self._show(_line(trial))
         for best in self.ranking()[:1]:
-            settings = json.dumps(self._settings(best.params), indent=2)
             with replacing(self.folder / "best.json") as draft:
-                draft.write_text(settings + "\n", "utf-8")
-
-    def _line(self, trial: optuna.trial.FrozenTrial) -> str:
-        what = {
-            TrialState.COMPLETE: f"{trial.value or 0.0:.6g}",
-            TrialState.PRUNED: f"pruned after iteration {trial.last_step}",
-        }.get(trial.state, f"failed: {trial.user_attrs.get('error')}")
-        sampled = [
-            f"{name}={f'{value:.4g}' if isinstance(value, float) else value}"
-            for name, value in trial.params.items()
-        ]
-        return f"trial {trial.number}: {what}  ({', '.join(sampled)})"
+                draft.write_text(json.dumps(self._settings(best.params), indent=2) + "\n", "utf-8")
 
     def summary(self) -> list[str]:
         """Return lines about all trials, the best settings and the files."""
-        states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
-        kinds = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
-        counts = ", ".join(f"{states.count(state)} {kind}" for kind, state in kinds.items())
-        lines = [f"{len(states)} trials: {counts}", f"all trials: {self.folder / 'trials.csv'}"]
+        states = Counter(one.state.name.lower() for one in self.trials())
+        lines = [
+            f"{states.total()} trials: {', '.join(f'{number} {state}' for state, number in states.items())}"
+        ]
         if ranking := self.ranking():
             stop = [word for key, bound in self.file.stop.items() for word in ("--stop", f"{key}={bound}")]
-            run = ["menv", "train", self.file.env, "--run", self.file.run, *self._options, *self._imports]
-            lines += ["best:", *(f"  {self._line(trial)}" for trial in ranking[:3])]
-            lines.append(f"curves: {self.folder / 'report.html'}")
-            lines.append(f"train: {shell_line([*run, '--config', str(self.folder / 'best.json'), *stop])}")
+            words = ["menv", "train", self.file.env, "--run", self.file.run, *self._options, *self._imports]
+            command = shell_line([*words, "--config", str(self.folder / "best.json"), *stop])
+            lines += ["best:", *(f"  {_line(trial)}" for trial in ranking[:3])]
+            lines += [f"curves: {self.folder / 'report.html'}", f"train: {command}"]
         return lines
 
 
-def _reason(log: Path, status: int) -> str:
-    """Return why a run ended with a status other than 0."""
-    with opened(log) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        lines = file.read().decode(errors="replace").split("\n")
-    last = next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
-    reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last
-    reason = reason.removeprefix("menv train: error: ")[:500]
-    return reason if status == 2 else f"{reason}; {log} has more"
+def _number(trial: Any) -> int:
+    """Return the number of a trial, or of the one that it repeats."""
+    return int(trial.user_attrs.get("folder", trial.number))
 
 
-class Dimension(NamedTuple):
-    """A setting that is searched, by its path; Optuna has choices as JSON, since it stores no lists."""
-
-    path: tuple[str, ...]
-    distribution: optuna.distributions.BaseDistribution
-
-    def settings(self, sampled: Any) -> dict[str, Any]:
-        """Return the settings that a parameter of Optuna stands for."""
-        value = json.loads(sampled) if isinstance(sampled, str) else sampled
-        return dict(reduce(lambda inner, part: {part: inner}, reversed(self.path), value))
+def _line(trial: FrozenTrial) -> str:
+    why = trial.user_attrs.get("error", "")
+    shown = f" {trial.value:.6g}" if trial.state is TrialState.COMPLETE else f": {why}" if why else ""
+    sampled = (
+        f"{name}={f'{one:.4g}' if isinstance(one, float) else one}" for name, one in trial.params.items()
+    )
+    return f"trial {_number(trial)}: {trial.state.name.lower()}{shown}  ({', '.join(sampled)})"
 
 
-def _checked(file: SweepFile) -> dict[str, Dimension]:
-    """Return the settings that are searched, by their dotted names; refuse what no trial can run with."""
-    try:
-        json.dumps(asdict(file))
-        options = shlex.split(file.options or "")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"sweep: {error}, expected numbers, strings, lists and tables, and options as in a shell; correct it"
-        ) from None
-    for key, example in _REQUIRED.items():
-        if not getattr(file, key):
-            raise ConfigError(f"sweep: no {key}, expected one; add [{key}] with {example}")
-    stop = json.dumps(dict(file.stop))
-    args = train_parser("menv sweep").parse_args([file.env, *options, "--stop", stop])
-    # Callbacks may add keys to results.
-    if not any("callbacks" in settings for settings in (file.config, file.space, *args.config)):
-        keys = TrainResult.__required_keys__ | TrainResult.__optional_keys__ - {"evaluation"}
-        _refuse_unknown_keys(file, dict.fromkeys(keys), evaluates=True)
-    space = {".".join(one.path): one for one in _dimensions(with_sections(file.space))}
-    _check(file.run, "config", with_sections(file.config))
-    for one in space.values():
-        ends: Any = one.distribution
-        for sampled in getattr(ends, "choices", None) or (ends.low, ends.high):
-            _check(file.run, "space", one.settings(sampled))
-    return space
-
-
-def _refuse_unknown_keys(file: SweepFile, result: Mapping[str, Any], evaluates: bool) -> None:
-    """Raise ConfigError if no result will have the metric or the key of a bound, as far as this one shows."""
-    metric = f"{file.metric}: "
-    rule = StopRule({file.metric: math.inf, **file.stop}, evaluates)
-    if wrong := rule.impossible(result).replace(f"stop {metric}", f"metric {metric}", 1):
-        raise ConfigError(f"sweep: {wrong}")
-
-
-def _check(run: str, where: str, settings: Mapping[str, Any]) -> None:
-    """Refuse an unknown setting and a value that it cannot have."""
-    config_class = getattr(algorithms, f"{run}Config")
-    for name, value in known_values(config_class, with_objects(settings), f"{where}: ").items():
-        table(config_class)[name].read(where, value)
-
-
-def _dimensions(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Dimension]:
+def _entries(space: Mapping[str, Any], path: str) -> Iterator[tuple[str, tuple[str, Any, dict[str, Any]]]]:
+    """Yield the name of each setting that is searched, and the kind, the values and the options of its range."""
     for name, entry in space.items():
-        inner = (*path, name)
-        where = f"space.{'.'.join(inner)}"
-        if not isinstance(entry, Mapping):
-            raise ConfigError(f"{where}: {entry!r:.60}, {_RANGE}")
-        kinds = entry.keys() & {"float", "int", "choice"}
-        if entry and not kinds:
-            yield from _dimensions(entry, inner)
-            continue
-        try:
-            yield Dimension(inner, _distribution(*kinds, **entry))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: {str(error).rstrip('.')}, {_RANGE}") from None
-
-
-def _distribution(kind: str, **entry: Any) -> optuna.distributions.BaseDistribution:
-    values = entry.pop(kind)
-    allowed: Any = {"choice": object, "float": (int, float), "int": int}[kind]
-    if not isinstance(values, list) or not all(isinstance(value, allowed) for value in values):
-        raise ValueError(f"{kind} = {values!r:.60}")
-    if kind == "choice":
-        return optuna.distributions.CategoricalDistribution([json.dumps(value) for value in values], **entry)
-    name = "IntDistribution" if kind == "int" else "FloatDistribution"
-    return cast(optuna.distributions.BaseDistribution, getattr(optuna.distributions, name)(*values, **entry))
-
-
-def _pruner(file: SweepFile) -> optuna.pruners.BasePruner:
-    name = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}[file.pruner]
-    try:
-        return cast(optuna.pruners.BasePruner, getattr(optuna.pruners, name)(**file.pruner_options))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"sweep: pruner_options of {file.pruner!r}: {str(error).rstrip('.')}, expected arguments of Optuna's "
-            f"{name}; see its documentation"
-        ) from None
+        how = dict(entry) if isinstance(entry, Mapping) else {}
+        kind = next(iter(_SUGGEST.keys() & how), "")
+        if how and not kind:
+            yield from _entries(how, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", (kind, how.pop(kind, ()), how)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -229,23 +228,18 @@ def test_a_recording_that_is_a_link_says_what_to_do(tmp_path: Path) -> None:
         list(read_episodes(tmp_path / "link.parquet"))
 
 
-@pytest.mark.parametrize("name", ["sweep.json", "journal.log", "trial-000-seed-0", "trial-000-seed-0.log"])
+@pytest.mark.parametrize("name", ["sweep.db", "trial-000-seed-0", "trial-000-seed-0.log"])
 def test_a_sweep_writes_into_no_file_elsewhere(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    optuna = pytest.importorskip("optuna")
-    from menv.cli.sweep import Sweep, SweepFile
-
     monkeypatch.chdir(tmp_path)
-    file, pruner = SweepFile(**tomllib.loads(SWEEP)), optuna.pruners.NopPruner()
+    (tmp_path / "SWEEP.toml").write_text(SWEEP)
     place = tmp_path / "sweep"
     place.mkdir()
-    Sweep(file, {}, pruner, place, [])
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "diary.txt").write_text(SECRET)
     disguised(place / name, as_link)
-    with pytest.raises(ConfigError):
-        Sweep(file, {}, pruner, place, []).search(1, 1, lambda line: None)
+    assert main(["sweep", "SWEEP.toml", "--trials", "1", "--dir", "sweep"]) == 2
     assert (tmp_path / "private" / "diary.txt").read_text() == SECRET
 
 
