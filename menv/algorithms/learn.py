@@ -246,7 +246,7 @@ def learn(
     saving = Saving(None if folder is None else folder.checkpoints, save_every)
     own = folder_trackers(folder, trackers)
     if progress_bar:
-        own.append(shown := progress(stop=bounds))
+        own.append(shown := progress())
         shown.announce(headline(algo, folder))
     if folder is None:
         return train_until(algo, rule, saving, own)

@@ -159,7 +159,7 @@ def train(args: argparse.Namespace, serve: Sequence[str] | None = None) -> int:
     _check_saving(args)
     args.env = args.named if args.env is None else args.env
     zoo = _zoo_unless_resumed(args)
-    shown = progress(args.json, args.stop)
+    shown = progress(args.json)
     does = "resuming" if serve is None else "serving"
     what = f"{does} {args.resume}" if args.resume else f"starting {args.run or 'PPO'} in {args.env}"
     shown.announce(f"menv {menv.__version__}, {what}")

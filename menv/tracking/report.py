@@ -90,7 +90,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     """Return the runs of one environment, grouped by their settings.
 
     Raises:
-        ConfigError: They have different environments, or a `progress.csv` is damaged.
+        ConfigError: They have different environments.
     """
     envs = {str(run.config.get("env")): run for run in runs}
     if len(envs) > 1:

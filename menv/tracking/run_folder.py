@@ -147,17 +147,19 @@ class CSV(JSONL):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self._columns = _header(self._path)
+        self._columns = next(iter(_rows(self._path)), [])
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Append a row."""
         numbers = dict(scalars(result))
         if new := [key for key in numbers if key not in self._columns]:
-            rows = list(_rows(self._path)) if self._columns else []
-            columns = [*self._columns, *new]
-            _replace(self._path, _csv(columns, *([*row, *[""] * (len(columns) - len(row))] for row in rows)))
-            self._columns = columns
-        append(self._path, _csv([_figure(numbers.get(key)) for key in self._columns]).encode())
+            rows = _rows(self._path)[1:]
+            self._columns = [*self._columns, *new]
+            _replace(self._path, _csv(self._columns, *rows))
+        append(
+            self._path,
+            _csv([f"{numbers[key]:.10g}" if key in numbers else "" for key in self._columns]).encode(),
+        )
 
 
 class RunFolder(Tracker):
@@ -189,7 +191,7 @@ class RunFolder(Tracker):
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"run_dir {self.path}: a file, expected a folder; choose another name")
         # A run that was interrupted in its first iteration has no results.
-        resumes = iteration or not any(_rows(self.path / _PROGRESS))
+        resumes = iteration or not any(_results(self.path))
         # A run that was killed before it wrote its settings has left hidden files.
         is_used = self.path.is_dir() and any(not one.name.startswith(".") for one in self.path.iterdir())
         if is_used and not (resumes and _holds_run(self.path)):
@@ -298,50 +300,47 @@ class Run:
     def is_running(self) -> bool:
         """Whether a process is writing the folder."""
         # Reading needs no right to write, and leaves no file behind.
-        with suppress(OSError), opened(self.path / ".lock") as file:
-            return not _shares(file)
+        with suppress(OSError, ImportError), opened(self.path / ".lock") as file:
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
         return False
 
     def progress(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-        """Return the columns of `progress.csv`, NaN where an iteration has no value.
-
-        Raises:
-            ConfigError: The file is damaged.
-        """
-        path = self.path / _PROGRESS
-        try:
-            columns, rows = _header(path), list(_rows(path))
-            if path.is_file() and not _text(path).count("\n"):
-                raise _damaged(path, "no complete line")
-            table = np.array([[float(cell or "nan") for cell in row] for row in rows], np.float64)
-            return dict(zip(columns, table.reshape(len(rows), len(columns)).T, strict=True))
-        except ConfigError:
-            raise
-        except ValueError as error:
-            raise _damaged(path, error) from None
+        """Return the numbers of the results by column of `progress.csv`, NaN where an iteration has no value."""
+        rows = [dict(scalars(one)) for one in self.results()]
+        columns = dict.fromkeys(key for row in rows for key in row)
+        return {key: np.array([row.get(key, math.nan) for row in rows], np.float64) for key in columns}
 
     def payoff(self) -> dict[str, dict[str, dict[str, float]]]:
         """Return the shares of wins, draws and losses of each learner against each opponent of a league."""
         found: dict[str, dict[str, dict[str, float]]] = {}
-        with suppress(ValueError):
-            for learner, opponent, *figures in _rows(self.path / _PAYOFF):
+        with suppress(ValueError, csv.Error):
+            for learner, opponent, *figures in _rows(self.path / _PAYOFF)[1:]:
                 numbers = dict(zip(_PAYOFF_COLUMNS[2:5], map(float, figures), strict=False))
                 found.setdefault(learner, {})[opponent] = numbers
         return found
 
     def results(self) -> Iterator[dict[str, Any]]:
         """Yield the results; a line that was being written is left out."""
-        with suppress(FileNotFoundError), opened(self.path / _RESULTS) as file:
-            while line := file.readline(_MOST_TEXT):
-                if len(line) == _MOST_TEXT:
-                    raise ConfigError(
-                        f"{file.name}: a line of {len(line)} bytes or more, expected a result; restore the file"
-                    )
-                one: Any = None
-                with suppress(ValueError, RecursionError):
-                    one = read_json(line)
-                if isinstance(one, dict) and isinstance(one.get("training_iteration", 0), int | float):
-                    yield one
+        return _results(self.path)
+
+
+def _results(folder: Path) -> Iterator[dict[str, Any]]:
+    with suppress(FileNotFoundError, NotADirectoryError), opened(folder / _RESULTS) as file:
+        while line := file.readline(_MOST_TEXT):
+            if len(line) == _MOST_TEXT:
+                raise ConfigError(
+                    f"{file.name}: a line of {len(line)} bytes or more, expected a result; restore the file"
+                )
+            one: Any = None
+            with suppress(ValueError, RecursionError):
+                one = read_json(line)
+            if isinstance(one, dict) and isinstance(one.get("training_iteration", 0), int | float):
+                yield one
 
 
 def scalars(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -431,14 +430,12 @@ def locked(folder: Path) -> IO[bytes]:
         return file
     import fcntl
 
-    for _ in range(1000):
+    # Those who only look at the run share a lock for a moment.
+    for _ in range(50):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # Those who only look at the run share a lock for a moment.
-            if not _shares(file):
-                break
-            time.sleep(0.001)
+            time.sleep(0.02)
         except OSError:
             # Some file systems have no locks.
             return file
@@ -450,81 +447,28 @@ def locked(folder: Path) -> IO[bytes]:
     )
 
 
-def _shares(file: IO[bytes]) -> bool:
-    """Lock a file with others that look at it; return False if a process is writing the run."""
-    if os.name == "nt":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def cut_after(folder: Path, iteration: int) -> None:
-    """Remove the lines of iterations after `iteration`, which a resumed run writes again."""
-    path = folder / _RESULTS
-    if path.is_file():
-        kept = [one for one in Run(folder).results() if one.get("training_iteration", 0) <= iteration]
-        _replace(path, "".join(f"{json_text(one)}\n" for one in kept))
-    path = folder / _PROGRESS
-    columns = _header(path)
-    if "training_iteration" in columns:
-        place = columns.index("training_iteration")
-        rows = [
-            row for row in _rows(path) if len(row) == len(columns) and _figure_in(row[place]) <= iteration
-        ]
-        _replace(path, _csv(columns, *rows))
+    """Remove the results of iterations after `iteration`, which a resumed run writes again."""
+    kept = [one for one in _results(folder) if one.get("training_iteration", 0) <= iteration]
+    _replace(folder / _RESULTS, "".join(f"{json_text(one)}\n" for one in kept))
+    (folder / _PROGRESS).unlink(missing_ok=True)
+    table = CSV(folder / _PROGRESS)
+    for one in kept:
+        table.result(one)
 
 
-def _header(path: Path) -> list[str]:
-    return next(iter(_parsed(path, _text(path))), [])
-
-
-def _rows(path: Path) -> Iterator[list[str]]:
-    """Yield the rows below the header; a last line without its end was not written completely."""
-    text = _text(path)
-    yield from _parsed(path, text[: text.rfind("\n") + 1])[1:]
-
-
-def _text(path: Path) -> str:
-    try:
-        return read(path, _MOST_TABLE).decode()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-    except UnicodeDecodeError as error:
-        raise _damaged(path, error) from None
-
-
-def _parsed(path: Path, text: str) -> list[list[str]]:
-    try:
-        return list(csv.reader(io.StringIO(text, newline="")))
-    except csv.Error as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, why: object) -> ConfigError:
-    return ConfigError(
-        f"{path}: damaged ({why}), expected a number per column in each line; restore the file, or delete the run"
-    )
+def _rows(path: Path) -> list[list[str]]:
+    with suppress(FileNotFoundError):
+        text = read(path, _MOST_TABLE).decode(errors="replace")
+        # A last line without its end was not written completely.
+        return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+    return []
 
 
 def _csv(*rows: list[str]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.10g}"
-
-
-def _figure_in(cell: str) -> float:
-    with suppress(ValueError):
-        return float(cell or 0)
-    return math.inf
 
 
 def append(path: Path, data: bytes) -> None:

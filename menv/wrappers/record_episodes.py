@@ -5,7 +5,7 @@ The sampler steps the wrapper as it steps the environment, in this process, in w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import count
 from os import PathLike
 from pathlib import Path
@@ -17,14 +17,104 @@ import numpy.typing as npt
 
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError, MissingExtraError
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.multi_agent_env import MultiAgentEnv
 from menv.plain_files import claimed, path_given, writing
 from menv.wrappers.multi_agent_wrapper import MultiAgentWrapper
 
 _FPS = 10
+_Wrapper: Any = object
 
 
-class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
+class _Recording(_Wrapper):  # type: ignore[misc]
+    """Renders and writes the selected episodes of the wrapper that comes after it."""
+
+    def _record(self, env: Any, folder: str | PathLike[str], every: int, most_pictures: int) -> None:
+        for name, value in (("every", every), ("most_pictures", most_pictures)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(
+                    f"RecordEpisodes: {name}={value!r}, expected at least 1; pass a whole number"
+                )
+        self._where = f"RecordEpisodes of {type(getattr(env, 'unwrapped', env)).__name__}"
+        self._folder = path_given("RecordEpisodes", folder)
+        self._fps = (getattr(env, "metadata", None) or {}).get("render_fps") or _FPS
+        self._every, self._most_pictures = every, most_pictures
+        self._episode, self._has_steps = -1, False
+        # Texts, or pictures with a palette, which take a third of the memory.
+        self._frames: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Start an episode."""
+        self._finish()
+        result = super().reset(seed=seed, options=options)
+        self._episode += 1
+        self._render()
+        return result
+
+    def step(self, action: Any) -> Any:
+        """Take one step."""
+        result = super().step(action)
+        self._has_steps = True
+        self._render()
+        # Other results are refused by those who get them.
+        with suppress(TypeError, ValueError, RuntimeError):
+            if any(flag.get(ALL) if isinstance(flag, dict) else flag for flag in result[2:4]):
+                self._finish()
+        return result
+
+    def close(self) -> None:
+        """Write the running episode and close the environment."""
+        try:
+            self._finish()
+        finally:
+            super().close()
+
+    def _finish(self) -> None:
+        """Write the episode if it is recorded and has a step; a second call does nothing."""
+        frames, has_steps = self._frames, self._has_steps
+        self._frames, self._has_steps = [], False
+        if not (frames and has_steps):
+            return
+        with writing(self._where, f"an episode in {self._folder}"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            is_text = isinstance(frames[0], str)
+            name, suffix = f"episode-{self._episode:06d}", ".txt" if is_text else ".gif"
+            paths = (self._folder / f"{name}{f'-{number}' if number else ''}{suffix}" for number in count())
+            # Trackers read the folder meanwhile.
+            with claimed(paths) as (_, draft):
+                if is_text:
+                    draft.write_text("\n\n".join(frames) + "\n", "utf-8")
+                else:
+                    write_gif(frames, draft, self._fps)
+
+    def _render(self) -> None:
+        if self._episode % self._every:
+            return
+        try:
+            rendered = self.env.render()
+        except NotImplementedError as error:
+            raise ContractError(
+                f"{self._where}: its render is not written, expected one that returns a picture, uint8 [height, width, "
+                "3], or a text; write it"
+            ) from error
+        for one in rendered if isinstance(rendered, list) else [rendered]:
+            if len(self._frames) < self._most_pictures:
+                self._frames.append(self._checked_frame(one))
+
+    def _checked_frame(self, one: Any) -> Any:
+        first = self._frames[0] if self._frames else None
+        is_picture = isinstance(one, np.ndarray) and one.dtype == np.uint8 and one.shape[2:] == (3,)
+        if isinstance(one, str) and (first is None or isinstance(first, str)):
+            return one
+        if is_picture and (first is None or getattr(first, "size", 0) == one.shape[1::-1]):
+            return quantized(one, self._where)
+        got = f"{one.dtype} {list(one.shape)}" if isinstance(one, np.ndarray) else type(one).__name__
+        raise ContractError(
+            f"{self._where}: render returned {got}, expected a picture, uint8 [height, width, 3], or a text, and the "
+            "same in all steps of an episode; make the environment with render_mode='rgb_array', or fix its render"
+        )
+
+
+class RecordEpisodes(_Recording, gym.Wrapper[Any, Any, Any, Any]):
     """Writes every n-th episode of an environment into a file, as `render` returned it.
 
         register_env("recorded", lambda context: RecordEpisodes(make_env(context), "videos", every=100))
@@ -71,146 +161,17 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
                 "each environment separately, one of PettingZoo in PettingZooEnv or ParallelPettingZooEnv first"
             )
         super().__init__(env)
-        self._recorder = _EpisodeRecorder(env, folder, every, most_pictures)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        """Start an episode."""
-        self._recorder.finish_episode()
-        result = self.env.reset(seed=seed, options=options)
-        self._recorder.start_episode()
-        return result
-
-    def step(self, action: Any) -> Any:
-        """Take one step."""
-        result = self.env.step(action)
-        self._recorder.record_step()
-        if isinstance(result, tuple) and len(result) == 5 and _any_set(result[2:4]):
-            self._recorder.finish_episode()
-        return result
-
-    def close(self) -> None:
-        """Write the running episode and close the environment."""
-        self._recorder.close(self.env.close)
+        self._record(env, folder, every, most_pictures)
 
 
-class RecordedMultiAgent(MultiAgentWrapper):
+class RecordedMultiAgent(_Recording, MultiAgentWrapper):
     """A `MultiAgentEnv` whose episodes are recorded; `RecordEpisodes` creates it."""
 
     def __init__(
         self, env: MultiAgentEnv, folder: str | PathLike[str], *, every: int = 1, most_pictures: int = 1000
     ) -> None:
         super().__init__(env)
-        self._recorder = _EpisodeRecorder(env, folder, every, most_pictures)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[AgentDict, AgentDict]:
-        self._recorder.finish_episode()
-        result = super().reset(seed=seed, options=options)
-        self._recorder.start_episode()
-        return result
-
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        result = self.env.step(action_dict)
-        self._recorder.record_step()
-        flags = result[2:4] if isinstance(result, tuple) and len(result) == 5 else ()
-        if _any_set(one.get(ALL) for one in flags if isinstance(one, dict)):
-            self._recorder.finish_episode()
-        return result
-
-    def close(self) -> None:
-        """Write the running episode and close the environment."""
-        self._recorder.close(self.env.close)
-
-
-class _EpisodeRecorder:
-    """Counts the episodes of an environment, and renders and writes the selected ones."""
-
-    def __init__(self, env: Any, folder: str | PathLike[str], every: int, most_pictures: int) -> None:
-        for name, value in (("every", every), ("most_pictures", most_pictures)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(
-                    f"RecordEpisodes: {name}={value!r}, expected at least 1; pass a whole number"
-                )
-        self._where = f"RecordEpisodes of {type(getattr(env, 'unwrapped', env)).__name__}"
-        self._folder = path_given("RecordEpisodes", folder)
-        self._fps = (getattr(env, "metadata", None) or {}).get("render_fps") or _FPS
-        self._env = env
-        self._every = every
-        self._most_pictures = most_pictures
-        self._episode = -1
-        self._has_steps = False
-        # Texts, or pictures with a palette, which take a third of the memory.
-        self._frames: list[Any] = []
-
-    def start_episode(self) -> None:
-        self._episode += 1
-        self._render()
-
-    def record_step(self) -> None:
-        self._has_steps = True
-        self._render()
-
-    def finish_episode(self) -> None:
-        """Write the episode if it is recorded and has a step; a second call does nothing."""
-        frames, has_steps = self._frames, self._has_steps
-        self._frames, self._has_steps = [], False
-        if frames and has_steps:
-            self._write(frames)
-
-    def close(self, close: Callable[[], None]) -> None:
-        try:
-            self.finish_episode()
-        finally:
-            close()
-
-    def _render(self) -> None:
-        if self._episode % self._every:
-            return
-        try:
-            rendered = self._env.render()
-        except NotImplementedError as error:
-            raise ContractError(
-                f"{self._where}: its render is not written, expected one that returns a picture, uint8 [height, width, "
-                "3], or a text; write it"
-            ) from error
-        for one in rendered if isinstance(rendered, list) else [rendered]:
-            if len(self._frames) < self._most_pictures:
-                self._frames.append(self._checked_frame(one))
-
-    def _write(self, frames: list[Any]) -> None:
-        with writing(self._where, f"an episode in {self._folder}"):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            is_text = isinstance(frames[0], str)
-            name, suffix = f"episode-{self._episode:06d}", ".txt" if is_text else ".gif"
-            paths = (self._folder / f"{name}{f'-{number}' if number else ''}{suffix}" for number in count())
-            # Trackers read the folder meanwhile.
-            with claimed(paths) as (_, draft):
-                if is_text:
-                    draft.write_text("\n\n".join(frames) + "\n", "utf-8")
-                else:
-                    write_gif(frames, draft, self._fps)
-
-    def _checked_frame(self, one: object) -> Any:
-        first = self._frames[0] if self._frames else None
-        if isinstance(one, str) and not (first and not isinstance(first, str)):
-            return one
-        if not (
-            isinstance(one, np.ndarray) and one.dtype == np.uint8 and one.ndim == 3 and one.shape[2] == 3
-        ):
-            got = f"{one.dtype} {list(one.shape)}" if isinstance(one, np.ndarray) else type(one).__name__
-            raise ContractError(
-                f"{self._where}: render returned {got}, expected a picture, uint8 [height, width, 3], or a text, and "
-                "the same each time; make the environment with render_mode='rgb_array', or fix its render"
-            )
-        size = (one.shape[1], one.shape[0])
-        if first is not None and (isinstance(first, str) or first.size != size):
-            was = "a text" if isinstance(first, str) else f"{first.size[0]} x {first.size[1]} pixels"
-            raise ContractError(
-                f"{self._where}: render returned {size[0]} x {size[1]} pixels after {was}, expected the same in all "
-                "steps of an episode; fix its render"
-            )
-        return quantized(one, self._where)
+        self._record(env, folder, every, most_pictures)
 
 
 def quantized(picture: npt.NDArray[np.uint8], where: str) -> Any:
@@ -228,10 +189,3 @@ def write_gif(frames: list[Any], path: Path, fps: float) -> None:
     """Write pictures of `quantized` into an animated GIF."""
     duration = max(round(1000 / fps), 20)
     frames[0].save(path, "GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0)
-
-
-def _any_set(flags: Iterable[Any]) -> bool:
-    try:
-        return any(flags)
-    except (ValueError, RuntimeError):
-        return False

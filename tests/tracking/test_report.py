@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from menv.cli.main import main
-from menv.tracking import CSV, Run, RunFolder
+from menv.tracking import JSONL, Run, RunFolder
 from menv.tracking.report import interquartile_mean, last_values, report_data, summary, write_report
 from tests.browser import Browser
 from tests.house.sources import ROOT
@@ -240,7 +240,7 @@ def test_a_served_report_is_made_again_at_each_request_until_ctrl_c(tmp_path: Pa
     path = run_folder(tmp_path / "run", [result(1, {"p": 1.0})])
     with serving(path) as (process, port):
         assert '"mean":[1]' in asked(port)[1]
-        CSV(path / "progress.csv").result(result(2, {"p": 3.0}))
+        JSONL(path / "results.jsonl").result(result(2, {"p": 3.0}))
         assert '"mean":[1,3]' in asked(port)[1]
         (path / "config.json").write_text("{")
         assert "config.json: cannot be read" in asked(port)[1]
@@ -353,18 +353,11 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "there is no folder" in refused(
         ["report", str(run), "-o", str(tmp_path / "no" / "r.html")], capsys
     )
-    for damage in (
-        b"training_iteration,loss\n1,what\n",
-        b"\xff\xfe\n1\n",
-        b"",
-        b"training_iter",
-        b"a,b\n1\n",
-        b"a\n" + b"1" * 200_000 + b"\n",
-    ):
-        (run / "progress.csv").write_bytes(damage)
-        assert "progress.csv: damaged" in refused(["report", str(run)], capsys)
+    (run / "progress.csv").write_bytes(b"\xff\xfe\n1\n")
+    (run / "results.jsonl").write_bytes(b"5\n{\n\xff\n" + (run / "results.jsonl").read_bytes())
+    assert main(["report", str(run)]) == 0
     (run / "config.json").write_text(json.dumps({"kind": "menv run", "env": ["x"], "config": [1]}))
-    (run / "progress.csv").unlink()
+    (run / "results.jsonl").unlink()
     assert main(["report", str(run)]) == 0
 
 

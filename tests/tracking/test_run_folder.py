@@ -177,20 +177,6 @@ def test_training_continues_on_a_full_disk_with_one_warning(
     assert len([one for one in caplog.records if "No space left" in one.message]) == 1
 
 
-def test_a_damaged_table_is_one_line(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run", {"env": "x"})
-    folder.result(result(1, loss=0.5))
-    folder.close()
-    (folder.path / "progress.csv").write_text("training_iteration,loss\n1,0.5\n2,what\n")
-    with pytest.raises(
-        ConfigError, match=r"progress.csv: damaged \(could not convert string to float: 'what'\)"
-    ):
-        Run(folder.path).progress()
-    (folder.path / "progress.csv").write_text("training_iteration,loss\n1\n")
-    with pytest.raises(ConfigError, match=r"progress.csv: damaged"):
-        Run(folder.path).progress()
-
-
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty, expected a new folder"):
