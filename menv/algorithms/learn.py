@@ -47,12 +47,6 @@ _SAVE_SHARE = 100.0
 """Without `save_every`, a checkpoint is due after a minute, and after 100 times the time that the last one took."""
 _KEPT = 3
 
-_WHOLE = {"evaluation", "external", "sampler_perf", "sampler_results", "staleness"}
-"""Sections of a result whose keys never change; in other sections agents and policies may still join."""
-
-_RARE = "skipped_updates"
-"""A statistic that appears only after a problem."""
-
 _NO_EVALUATION = (
     "this run makes no evaluations, expected an evaluation_interval; add --config evaluation_interval=5"
 )
@@ -151,20 +145,19 @@ class StopRule:
 
     def impossible(self, result: Mapping[str, Any]) -> str:
         """Return why a bound can never be reached, or "" as far as this result shows."""
-        unseen = []
-        for key in self._unseen:
-            first = key.partition("/")[0]
+        for key in [*self._unseen]:
+            first, value = key.partition("/")[0], _value(result, key)
             if first == "evaluation" and first not in result:
-                value, wrong = None, "" if self._evaluates else _NO_EVALUATION
+                wrong = "" if self._evaluates else _NO_EVALUATION
             elif first in (result.get("recording") or ()):
-                value, wrong = None, _NO_EPISODES.format(key)
+                wrong = _NO_EPISODES.format(key)
+            elif value is None:
+                wrong = _no_such_key(result, key)
             else:
-                value, wrong = _found(result, key)
+                wrong = "" if isinstance(value, Real) else _no_number(key, value)
+                self._unseen.remove(key)
             if wrong:
                 return f"stop {key}: {wrong}"
-            if value is None:
-                unseen.append(key)
-        self._unseen = unseen
         return ""
 
 
@@ -179,40 +172,21 @@ def _texts(mapping: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(key): value for key, value in mapping.items()}
 
 
-def _found(result: Mapping[str, Any], key: str) -> tuple[Any, str]:
-    value: Any = result
-    path: list[str] = []
-    for part in key.split("/"):
-        if value is None:
-            return None, ""
-        there = _texts(value) if isinstance(value, Mapping) else {}
-        if part not in there:
-            may_come = isinstance(value, Mapping) and not _has_all(path, there, part)
-            return None, "" if may_come else _no_such_key(path, there, part)
-        value = there[part]
-        path.append(part)
-    return value, _no_number(key, value)
-
-
-def _has_all(path: list[str], there: Mapping[str, Any], wanted: str) -> bool:
-    if path[:1] != ["info"]:
-        return not path or path[-1] in _WHOLE
-    is_of_a_policy = path[-1] == "learner_stats" or (len(path) == 2 and path[1] != "learner")
-    # Statistics of gradients appear with the first gradient step.
-    return is_of_a_policy and wanted != _RARE and there.get("updates", 1) > 0
-
-
-def _no_such_key(path: list[str], there: Mapping[str, Any], part: str) -> str:
-    near = ["/".join((*path, name)) for name in difflib.get_close_matches(part, there, n=3)]
-    if path and not there:
-        near = ["/".join(path)]
+def _no_such_key(result: Mapping[str, Any], key: str) -> str:
+    """Return what is wrong with a key that a result lacks, "" in sections, where agents and policies may still join."""
+    evaluation, slash, rest = key.partition("/")
+    place, there = "", result
+    if evaluation == "evaluation" and slash:
+        place, there, key = "evaluation/", result["evaluation"], rest
+    first = key.partition("/")[0]
+    if isinstance(there.get(first, 0), Mapping | None):
+        return ""
+    near = [place + name for name in difflib.get_close_matches(first, there, n=3)]
     hint = f"did you mean {' or '.join(near)}?" if near else "docs/reference/results.md lists them"
     return f"results have no such key, expected an existing one; {hint}"
 
 
 def _no_number(key: str, value: object) -> str:
-    if value is None or isinstance(value, Real):
-        return ""
     if isinstance(value, Mapping):
         inner = [f"{key}/{name}" for name in list(_texts(value))[:3]]
         such = f", such as {' or '.join(inner)}" if inner else ""

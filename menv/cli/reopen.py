@@ -43,13 +43,7 @@ def take_trust(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def reopened(
-    args: argparse.Namespace,
-    run: str,
-    load: Callable[[], T],
-    *,
-    learns: bool = False,
-) -> T:
+def reopened(args: argparse.Namespace, run: str, load: Callable[[], T], *, learns: bool = False) -> T:
     """Return what `load` makes of a run, with the objects that the run names if the user consents to import them.
 
     Args:

@@ -60,7 +60,6 @@ from menv.serving.interrupts import Terminations
 from menv.tracking.progress import progress
 from menv.tracking.run_folder import Run, RunFolder, cut_after, locked, next_run_dir
 from menv.tracking.services import services_of
-from menv.tracking.tensorboard import tensorboard_classes
 from menv.tracking.tracker import Tracker
 
 ALGORITHMS = ("PPO", "DQN", "QMIX")
@@ -127,10 +126,6 @@ def train_parser(program: str) -> Parser:
         help="resume the run in --run-dir if it has a checkpoint, else start it there; for jobs that are started again",
     )  # fmt: skip
     parser.add_argument(
-        "--tensorboard", action="store_true",
-        help="say how to open the TensorBoard events in the run folder, which are there without this option too",
-    )  # fmt: skip
-    parser.add_argument(
         "--wandb", metavar="PROJECT", nargs="?", const="menv", help="log to Weights & Biases (menv)"
     )
     parser.add_argument(
@@ -186,19 +181,15 @@ def train(args: argparse.Namespace, serve: Sequence[str] | None = None) -> int:
     if folder is not None:
         again = "" if status == 0 else _resumed(args, folder.path, serve)
         lines = _next_steps(folder.path, agents, again)
-        if args.tensorboard:
-            lines.append(f"  curves: tensorboard --logdir {shell_word(str(folder.path))}")
         print_error("\n".join(lines))
     return status
 
 
 def _check_saving(args: argparse.Namespace) -> None:
-    if args.no_save and (args.run_dir or args.save_every or args.keep or args.tensorboard):
+    if args.no_save and (args.run_dir or args.save_every or args.keep):
         raise ConfigError(
             "--no-save: given with an option about the run folder, expected one of them; leave one out"
         )
-    if args.tensorboard:
-        tensorboard_classes()
 
 
 def _zoo_unless_resumed(args: argparse.Namespace) -> ZooSettings | None:
