@@ -21,6 +21,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -144,7 +145,7 @@ class Sweep:
     ) -> None:
         self.file, self.folder, self._imports, self._show = file, folder, imports, show
         self._processes: list[subprocess.Popen[str]] = []
-        self._is_stopped = False
+        self._lock, self._is_stopped = threading.Lock(), False
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         name = _PRUNERS[file.pruner]
         try:
@@ -192,7 +193,7 @@ class Sweep:
         try:
             self.study = optuna.create_study(
                 storage=f"sqlite:///{storage}", study_name="sweep", direction=self.file.direction, load_if_exists=True,
-                pruner=self._pruner, sampler=optuna.samplers.TPESampler(seed=0),
+                pruner=self._pruner,
             )  # fmt: skip
         except Exception as error:
             raise ConfigError(
@@ -201,8 +202,6 @@ class Sweep:
         if self.study.user_attrs.get("file", self._text) != self._text:
             raise ConfigError(f"{self.folder}: holds another sweep, expected the same; choose another --dir")
         self.study.set_user_attr("file", self._text)
-        # A resumed sweep must not repeat its first samples.
-        self.study.sampler = optuna.samplers.TPESampler(seed=len(self.study.trials))
 
     def _take_up(self, retry: bool) -> int:
         """Let stopped trials, and failed ones with `retry`, go on in their folders; return how many are done."""
@@ -218,7 +217,10 @@ class Sweep:
         return done
 
     def _objective(self, trial: optuna.Trial) -> float:
-        settings = self._settings(self._suggest(trial))
+        with self._lock:
+            # A resumed sweep must not repeat its first samples, and the number of jobs changes none.
+            self.study.sampler = optuna.samplers.TPESampler(seed=trial.number)
+            settings = self._settings(self._suggest(trial))
         try:
             return statistics.fmean(self._score(trial, seed, settings) for seed in range(self.file.seeds))
         except (ConfigError, TrialFailedError) as error:
