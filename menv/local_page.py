@@ -1,4 +1,4 @@
-"""`LocalPage`: a page that browsers on this machine can open, and nobody else: `menv report --serve`, `menv play`."""
+"""`LocalPage`: a page that browsers on this machine can open, and nobody else, for reports and for games."""
 
 from __future__ import annotations
 
