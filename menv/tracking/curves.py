@@ -69,7 +69,7 @@ def plot_curves(
                 axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set(title=_line(title), xlabel=_line(x_label), ylabel=_line(y_label))
         axes.grid(alpha=0.3)
-        figure.legend(loc="outside right upper")
+        axes.legend(fontsize="small")
         figure.savefig(path, format="svg" if Path(path).suffix == ".svg" else "png")
 
 

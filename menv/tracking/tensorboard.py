@@ -152,9 +152,8 @@ class TensorBoard(TensorBoardCallbacks):
         summary = tensorboard_classes()[1]
         values = [summary.Value(tag=tag, simple_value=one) for tag, one in grouped_numbers(result).items()]
         for path in self._videos.look():
-            if path.suffix == ".gif":
-                picture = summary.Image(encoded_image_string=read(path))
-                values.append(summary.Value(tag=f"videos/{path.stem}", image=picture))
+            picture = summary.Image(encoded_image_string=read(path))
+            values.append(summary.Value(tag=f"videos/{path.stem}", image=picture))
         self.writer.add(values, steps)
 
 

@@ -73,8 +73,7 @@ class NewVideos:
     def look(self) -> list[Path]:
         """Return the new videos, the oldest first."""
         # A file that is being written is hidden, or empty.
-        kinds = (".gif", ".mp4", ".webm")
-        files = () if self._folder is None else plain_files(self._folder, "[!.]*.*", kinds)
+        files = () if self._folder is None else plain_files(self._folder, "[!.]*.*", (".gif",))
         found = {path for path in files if path.stat().st_size}
         new, self._seen = found - self._seen, self._seen | found
         return sorted(new, key=lambda path: path.stat().st_mtime)
