@@ -28,7 +28,5 @@ if TYPE_CHECKING:
     from menv.algorithms.qmix.config import QMIXConfig as QMIXConfig
     from menv.algorithms.qmix.qmix import QMIX as QMIX
     from menv.tracking.curves import plot_curves as plot_curves
-    from menv.tracking.tensorboard import TensorBoardCallbacks as TensorBoardCallbacks
-    from menv.tracking.tensorboard import TensorBoardWriter as TensorBoardWriter
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -1,7 +1,6 @@
 """Results as curves in TensorBoard: each number of a result is a scalar, at the step that it was reached.
 
-Name `TensorBoardCallbacks("folder")` as `callbacks`, or write results yourself with a `TensorBoardWriter`. Needs the
-package tensorboard, when the first result is written. Run folders use the tracker `TensorBoard`.
+Needs the package tensorboard.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
@@ -29,45 +27,55 @@ _FILES = itertools.count()
 """Numbers of the event files of this process, which keep their names apart."""
 
 
-class TensorBoardWriter(AbstractContextManager["TensorBoardWriter", None]):
-    """One event file in a folder; a context manager that closes it.
+class TensorBoard(Tracker):
+    """Writes settings, the numbers of each result over env steps and new GIFs; tags are in groups such as `return/`.
+
+    Each result is in the file when `result` returns. A resumed run hides what it writes again.
 
     Args:
-        logdir: The folder; created when something is written.
+        logdir: A folder for this run, created when something is written; TensorBoard treats each folder below its
+            `--logdir` as a run.
+        videos: A folder of recorded episodes.
 
     Raises:
-        ConfigError: It is no path.
+        ConfigError: One of them is no path.
     """
 
-    def __init__(self, logdir: str | PathLike[str]) -> None:
-        self._logdir = path_given("TensorBoardWriter", logdir)
+    holds_signals = True
+
+    def __init__(self, logdir: str | PathLike[str], videos: str | PathLike[str] | None = None) -> None:
+        self._logdir, self._videos = path_given("TensorBoard", logdir), NewVideos(videos)
         self._path: Path | None = None
+        self._follows = False
 
-    def write(self, result: Mapping[str, Any], step: int) -> None:
-        """Write the numbers of a result; they are in the file when it returns.
+    def begin(self, algorithm: Any) -> None:
+        """Write the settings."""
+        tensorboard_classes()
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb  # type: ignore[import-untyped]
 
-        A number's tag is its keys joined by "/", such as `policy_reward_mean/cars`. Lists, texts and numbers that are
-        not finite are left out, and what a result of `train()` says twice is written once.
+        settings = {
+            key: value if isinstance(value, str | int | float) else json_text(value)
+            for key, value in algorithm.hyperparameters.items()
+        }
+        self._append(0, summary=hparams_pb(settings))
 
-        Args:
-            result: Numbers, nested in dicts.
-            step: Where on the axis; results of `train()` have `num_env_steps_sampled`.
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Write a result."""
+        steps, summary = result["num_env_steps_sampled"], tensorboard_classes()[1]
+        if not self._follows:
+            # 1 is START: TensorBoard hides what is in the folder from this step on.
+            first = steps - result["num_env_steps_sampled_this_iter"] + 1
+            self._append(first, session_log={"status": 1})
+            self._follows = True
+        values = [summary.Value(tag=tag, simple_value=one) for tag, one in grouped_numbers(result).items()]
+        for path in self._videos.look():
+            picture = summary.Image(encoded_image_string=read(path))
+            values.append(summary.Value(tag=f"videos/{path.stem}", image=picture))
+        self._append(steps, summary=summary(value=values))
 
-        Raises:
-            MissingExtraError: tensorboard is not installed.
-            NotWrittenError: The folder cannot be made, or has no room.
-        """
-        value = tensorboard_classes()[1].Value
-        self.add([value(tag=tag, simple_value=number) for tag, number in scalars(result)], step)
-
-    def add(self, values: Sequence[Any], step: int) -> None:
-        """Write the `Summary.Value`s of tensorboard; see `write`."""
-        self._append(step, summary=tensorboard_classes()[1](value=values))
-
-    def restart(self, step: int) -> None:
-        """Let TensorBoard hide what is in the folder from `step` on, because a resumed run writes it again."""
-        # 1 is START.
-        self._append(step, session_log={"status": 1})
+    def end(self, reason: str) -> None:
+        """End the file; what is written later goes into a new one."""
+        self._path, self._follows = None, False
 
     def _append(self, step: int, **content: Any) -> None:
         event, _, record_writer = tensorboard_classes()
@@ -80,81 +88,10 @@ class TensorBoardWriter(AbstractContextManager["TensorBoardWriter", None]):
             path = self._logdir / ".".join(map(str, ("events.out.tfevents", *parts)))
         entry = event(wall_time=time.time(), step=step, **content)
         record_writer(records).write(entry.SerializeToString())
-        with writing("TensorBoardWriter", f"the event file in {self._logdir}"):
+        with writing("TensorBoard", f"the event file in {self._logdir}"):
             self._logdir.mkdir(parents=True, exist_ok=True)
             append(path, records.getvalue())
         self._path = path
-
-    def close(self) -> None:
-        """End the file; what is written later goes into a new one."""
-        self._path = None
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-class TensorBoardCallbacks(Tracker):
-    """Writes the numbers of each result over env steps, with the keys of the result as tags; `callbacks` of a config.
-
-    Other callbacks before it in the list may add to the result: `callbacks=[Mine, TensorBoardCallbacks("runs/first")]`.
-
-    Args:
-        logdir: A folder for this run; TensorBoard treats each folder below its `--logdir` as a run.
-    """
-
-    holds_signals = True
-
-    def __init__(self, logdir: str | PathLike[str]) -> None:
-        self.writer = TensorBoardWriter(logdir)
-        self._follows = False
-
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Write a result."""
-        if not self._follows:
-            steps = result["num_env_steps_sampled"] - result["num_env_steps_sampled_this_iter"]
-            self.writer.restart(steps + 1)
-            self._follows = True
-        self._write(result, result["num_env_steps_sampled"])
-
-    def _write(self, result: Mapping[str, Any], steps: int) -> None:
-        self.writer.write(result, steps)
-
-    def end(self, reason: str) -> None:
-        """Close the file."""
-        self.writer.close()
-        self._follows = False
-
-
-class TensorBoard(TensorBoardCallbacks):
-    """Writes settings, the numbers of each result over env steps and new GIFs; tags are in groups such as `return/`.
-
-    Args:
-        logdir: A folder for this run.
-        videos: A folder of recorded episodes.
-    """
-
-    def __init__(self, logdir: str | PathLike[str], videos: str | PathLike[str] | None = None) -> None:
-        super().__init__(logdir)
-        self._videos = NewVideos(videos)
-
-    def begin(self, algorithm: Any) -> None:
-        """Write the settings."""
-        tensorboard_classes()
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb  # type: ignore[import-untyped]
-
-        settings = {
-            key: value if isinstance(value, str | int | float) else json_text(value)
-            for key, value in algorithm.hyperparameters.items()
-        }
-        self.writer.add(hparams_pb(settings).value, 0)
-
-    def _write(self, result: Mapping[str, Any], steps: int) -> None:
-        summary = tensorboard_classes()[1]
-        values = [summary.Value(tag=tag, simple_value=one) for tag, one in grouped_numbers(result).items()]
-        for path in self._videos.look():
-            picture = summary.Image(encoded_image_string=read(path))
-            values.append(summary.Value(tag=f"videos/{path.stem}", image=picture))
-        self.writer.add(values, steps)
 
 
 _GROUPS = (
@@ -189,7 +126,7 @@ def tensorboard_classes() -> tuple[Any, Any, Any]:
         from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingExtraError(
-            "TensorBoardWriter: the package tensorboard is not installed, expected it; "
-            "run: pip install 'menv-rl[train]', or leave the writer out"
+            "TensorBoard: the package tensorboard is not installed, expected it; "
+            "run: pip install 'menv-rl[train]', or leave the tracker out"
         ) from error
     return Event, Summary, RecordWriter
