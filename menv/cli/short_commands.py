@@ -8,8 +8,8 @@ from html import escape
 
 from menv.cli.arguments import Parser, parsed, port, print_text, take_imports
 from menv.errors import ConfigError
-from menv.local_page import LocalPage
 from menv.registry import env_names, unknown_name
+from menv.tracking.local_page import LocalPage
 from menv.tracking.report import page, plot_runs, runs_of, write_report
 
 _PORT = 6007

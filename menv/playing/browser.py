@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from menv.base_env import AgentId
 from menv.errors import ConfigError, ContractError, MenvError, in_words
-from menv.local_page import LocalPage
 from menv.playing.game import Game, Position
+from menv.tracking.local_page import LocalPage
 
 _log = logging.getLogger("menv")
 
