@@ -121,17 +121,15 @@ def _check(settings: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"RandomMultiAgentEnv: unknown settings {unknown}, expected some of {sorted(_SETTINGS)}; fix the config"
         )
-    for name in ("end_prob", "appear_prob"):
-        if not 0.0 <= settings[name] <= 1.0:
-            raise ConfigError(
-                f"RandomMultiAgentEnv: {name} is {settings[name]!r:.40}, expected 0 to 1; change the config"
-            )
     agents = settings["num_agents"]
-    for name, count in (
-        ("num_agents", agents if isinstance(agents, int) else len(agents)),
-        ("episode_length", settings["episode_length"]),
+    count = agents if isinstance(agents, int) else len(agents)
+    for name, holds, rule in (
+        ("end_prob", 0.0 <= settings["end_prob"] <= 1.0, "0 to 1"),
+        ("appear_prob", 0.0 <= settings["appear_prob"] <= 1.0, "0 to 1"),
+        ("num_agents", count >= 1, "1 or more"),
+        ("episode_length", settings["episode_length"] >= 1, "1 or more"),
     ):
-        if count < 1:
+        if not holds:
             raise ConfigError(
-                f"RandomMultiAgentEnv: {name} is {count!r}, expected 1 or more; change the config"
+                f"RandomMultiAgentEnv: {name} is {settings[name]!r:.40}, expected {rule}; change the config"
             )

@@ -440,15 +440,12 @@ def _own_space(env: MultiAgentEnv, kind: str, agent: AgentId) -> gym.Space[Any]:
 def _checked_groups(
     groups: Mapping[Any, Sequence[Any]], known: Sequence[AgentId]
 ) -> dict[AgentId, list[AgentId]]:
-    if isinstance(groups, MultiAgentEnv):
-        raise ConfigError(
-            f"with_agent_groups: the groups are an environment ({type(groups).__name__}), expected a dict; write "
-            'env.with_agent_groups({"group": ["agent_1", "agent_2"]}), the environment is what the dot follows'
-        )
     if not isinstance(groups, Mapping) or not groups:
+        name = type(groups).__name__
+        got = f"an environment ({name})" if isinstance(groups, MultiAgentEnv) else f"{name} {groups!s:.40}"
         raise ConfigError(
-            f"with_agent_groups: the groups are {type(groups).__name__} {groups!s:.40}, expected a dict that is not "
-            'empty; write env.with_agent_groups({"group": ["agent_1", "agent_2"]})'
+            f"with_agent_groups: the groups are {got}, expected a dict that is not empty; write "
+            'env.with_agent_groups({"group": ["agent_1", "agent_2"]}), the environment is what the dot follows'
         )
     found: dict[AgentId, AgentId] = {}
     for group, members in groups.items():
@@ -493,20 +490,14 @@ def _by_group(
         given = given.spaces
     if isinstance(given, gym.Space):
         return dict.fromkeys(groups, given)
-    spaces = list(given.values()) if isinstance(given, Mapping) else [given]
-    wrong = next((one for one in spaces if one is not None and not isinstance(one, gym.Space)), None)
-    if wrong is not None:
-        raise ConfigError(
-            f"with_agent_groups: {kind} spaces are given as a {type(wrong).__name__}, expected a gymnasium Space, or a "
-            "dict of them by group; leave them out for the members' own"
-        )
-    unknown = [group for group in given if group not in groups]
-    if unknown:
-        raise ConfigError(
-            f"with_agent_groups: {kind} spaces are given for {unknown[:8]!r}, expected some of the groups "
-            f"{list(groups)[:8]!r}; correct the ids"
-        )
-    return given
+    if isinstance(given, Mapping) and all(
+        group in groups and isinstance(one, gym.Space | None) for group, one in given.items()
+    ):
+        return given
+    raise ConfigError(
+        f"with_agent_groups: {kind} spaces are given as {given!s:.80}, expected a gymnasium Space, or a dict of them "
+        f"by group, of {list(groups)[:8]!r}; leave them out for the members' own"
+    )
 
 
 def _is_well_formed(result: object) -> bool:

@@ -66,10 +66,7 @@ def test_spaces_are_given_for_all_groups_or_by_group(given: Any) -> None:
 @pytest.mark.parametrize(("given", "told"), [
     (gym.spaces.Discrete(2), r"space of group 'g' is Discrete\(2\), expected a Tuple of 2 spaces"),
     (gym.spaces.Tuple([gym.spaces.Discrete(2)]), r"expected a Tuple of 2 spaces, one a member"),
-    (3, r"observation spaces are given as a int, expected a gymnasium Space, or a dict of them by group"),
-    ([PAIR], r"observation spaces are given as a list, expected a gymnasium Space"),
-    ({"g": 3}, r"observation spaces are given as a int, expected a gymnasium Space"),
-    ({"h": PAIR}, r"spaces are given for \['h'\], expected some of the groups \['g'\]"),
+    *((given, r"spaces are given as .*by group, of \['g'\]") for given in (3, [PAIR], {"g": 3}, {"h": PAIR})),
 ])  # fmt: skip
 def test_spaces_that_do_not_fit_the_groups_are_refused(given: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
