@@ -6,7 +6,7 @@ The sampler creates and fills it. It knows ids, rewards and lengths, and for cal
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -179,42 +179,6 @@ class Episode:
         """Count that an agent returns; return how many times it has."""
         self._reappeared[agent_id] = self._reappeared.get(agent_id, 0) + 1
         return self._reappeared[agent_id]
-
-    def state(self) -> dict[str, Any]:
-        """Return the state as a tree; it is plain if the values that users added are."""
-        return {
-            "episode_id": self.episode_id,
-            "length": self.length,
-            "agent_rewards": dict(self.agent_rewards),
-            "unclaimed_rewards": self.unclaimed_rewards,
-            "strays": dict(self._unseen),
-            "policies": dict(self._policies),
-            "extras": self._extras,
-            "match": dict(self.match),
-            "last": dict(self._last),
-            "lives": dict(self._reappeared),
-            "open": dict(self._running),
-            "rng": None if self._rng is None else dict(self._rng.bit_generator.state),
-        }
-
-    @classmethod
-    def from_state(cls, env_id: EnvId, state: Mapping[str, Any]) -> Self:
-        """Return the episode that `state` described."""
-        episode = cls(state["episode_id"], env_id)
-        episode.length, episode.unclaimed_rewards = int(state["length"]), float(state["unclaimed_rewards"])
-        episode.agent_rewards = {
-            (agent, policy): float(reward) for (agent, policy), reward in state["agent_rewards"].items()
-        }
-        episode._unseen = {agent: float(reward) for agent, reward in state["strays"].items()}
-        episode._policies, episode._extras = state["policies"], state["extras"]
-        episode.match = state.get("match", _NOTHING)
-        episode._last, episode._reappeared = state["last"] or {}, state["lives"] or {}
-        episode._running = {
-            agent: None if before is None else float(before) for agent, before in state["open"].items()
-        }
-        if state["rng"] is not None:
-            episode.rng.bit_generator.state = state["rng"]
-        return episode
 
     def seats(self) -> Mapping[AgentId, tuple[str, int]]:
         """Return the policy and the number of each agent, in order of appearance."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-import itertools
 import re
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -30,7 +29,6 @@ MappingFn = Callable[[AgentId, Episode, Any], str]
 MappingSetting = Callable[..., Any] | Sequence[Sequence[str]] | None
 """A mapping function, or pairs of a pattern as of `fnmatch` and a policy id, which a checkpoint can hold."""
 
-_NUMBERS = itertools.count()
 _GIVEN = ("agent_id", "episode", "worker")
 _NAMED = _GIVEN[1:]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -81,9 +79,6 @@ class PolicyMap:
             )
         self.specs = {check_policy_id(name): PolicySpec.of(name, value) for name, value in entries.items()}
         self._fn, self._trained = policy_mapping_fn, policies_to_train
-        # What `changed` keeps has the same number, also in copies in other processes.
-        self._fn_number = next(_NUMBERS)
-        self._numbers = {name: next(_NUMBERS) for name in self.specs}
         self.only = next(iter(self.specs)) if len(self.specs) == 1 and policy_mapping_fn is None else None
         self._mapping = self._only_one if policy_mapping_fn is None else adapt_mapping_fn(policy_mapping_fn)
         self._to_train = self._check_to_train(policies_to_train)
@@ -130,9 +125,6 @@ class PolicyMap:
         changed = PolicyMap(
             {**specs, **add}, self._fn if policy_mapping_fn is None else policy_mapping_fn, trained
         )
-        changed._numbers |= {name: self._numbers[name] for name in specs}
-        if changed._fn is self._fn:
-            changed._fn_number = self._fn_number
         if changed.only is None and policy_mapping_fn is None and self._fn is None:
             raise ConfigError(
                 f"policies {sorted(changed.specs)}: no policy_mapping_fn, expected one with more than one policy; "
@@ -170,11 +162,6 @@ class PolicyMap:
         """Return an agent's policy in an episode; the mapping is asked when the agent first appears in it."""
         known = episode.seat_of(agent_id)
         return (known or episode.bind(agent_id, self.only or self.policy_for(agent_id, episode, worker)))[0]
-
-    def extends(self, before: PolicyMap) -> bool:
-        """Return whether this map has the same mapping function as `before` and all its policies."""
-        same_fn = self._fn is before._fn or self._fn_number == before._fn_number
-        return same_fn and all(self._numbers.get(name) == one for name, one in before._numbers.items())
 
     @property
     def settings(self) -> tuple[Any, Any]:

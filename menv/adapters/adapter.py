@@ -5,12 +5,11 @@ Each adapter returns tables and declares what it can do. Code that samples asks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from menv.adapters.poll_events import EpisodeReplay
 from menv.base_env import AgentId, BaseEnv, EnvId, IntArray
 from menv.errors import ConfigError, EnvCrashError, MenvError, in_words, raised_by_envs
 
@@ -65,7 +64,7 @@ class Adapter(BaseEnv):
         return range(self.num_envs) if env_id is None else [self.index_of(env_id)]
 
     def start_from(self, env_steps: IntArray) -> None:
-        """Count env steps on from [E] `env_steps`, so that no random number is used twice; before the first poll."""
+        """Begin new episodes, and count env steps on from [E] `env_steps`, so that no random number is used twice."""
 
     def limit_steps(self, steps: float, by_agent_steps: bool) -> None:
         """Deliver at most so many more steps that clients played themselves."""
@@ -78,12 +77,9 @@ class Adapter(BaseEnv):
 class CreatedEnvs(Protocol):
     """Sub-environments that menv created and can create again, here or in other processes.
 
-    `menv.sampling.episode_checkpoint` reads their state for a checkpoint and lets them resume from one.
-
     Attributes:
         num_envs: E, the number of sub-environments.
         env_steps: [E] env steps of each sub-environment since its start.
-        seats: The seats by slot; see `Ready.seats`.
         seed: With `first_index` and the env steps at a reset it gives the seed of that reset; None gives none.
         first_index: Index of the first sub-environment among the sub-environments of all workers.
         on_created: Called with the index and the sub-environment whenever one is replaced.
@@ -91,33 +87,12 @@ class CreatedEnvs(Protocol):
 
     num_envs: int
     env_steps: IntArray
-    seats: list[tuple[EnvId, AgentId]]
     seed: int | None
     first_index: int
     on_created: Callable[[int, Any], None] | None
 
-    @property
-    def free_slots(self) -> list[int]:
-        """Freed slots, in the order in which they were freed."""
-
     def episode_start(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""
-
-    def running(self, index: int) -> EpisodeReplay:
-        """Return the running episode of a sub-environment, without its actions."""
-
-    def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
-        """Resume from a checkpoint: replay running episodes, begin new ones in the other sub-environments.
-
-        Args:
-            env_steps: [E] env steps so far.
-            recorded: Running episodes by index.
-            seats: `(seats, free_slots)` at the checkpoint.
-
-        Returns:
-            The sub-environments that begin a new episode, because none is in `recorded` or its replay differed. Their
-            first rows come with the next poll.
-        """
 
 
 def call_env(env: BaseEnv, method: str, *args: Any, **kwargs: Any) -> Any:

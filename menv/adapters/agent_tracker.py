@@ -8,8 +8,7 @@ A reward for a dead agent, or for one that has no further row, is reported as un
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -107,18 +106,10 @@ class SlotAllocator:
         self.seats.append((env_id, agent_id))
         return len(self.seats) - 1
 
-    def restore(self, state: tuple[Sequence[tuple[EnvId, AgentId]], Sequence[int]]) -> None:
-        """Set `seats` and `free` to the state of another allocator."""
-        self.seats[:], self.free[:] = state
-
-    @contextmanager
-    def restored_afterwards(self) -> Iterator[None]:
-        """Undo all changes at the end of the context."""
-        before = list(self.seats), list(self.free)
-        try:
-            yield
-        finally:
-            self.restore(before)
+    def clear(self) -> None:
+        """Forget all slots."""
+        self.seats.clear()
+        self.free.clear()
 
 
 class AgentTracker:

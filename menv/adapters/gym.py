@@ -12,20 +12,18 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.local_envs import LocalEnvs, interrupted_poll_error
-from menv.adapters.poll_events import EpisodeReplay, PollEvents, check_info
+from menv.adapters.poll_events import PollEvents, check_info
 from menv.adapters.validation import as_rewards, of_only_agents, stray_answers, wrong_count
 from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
     End,
     EpisodeEnd,
-    IntArray,
     Join,
     Ready,
 )
 from menv.env_calls import OR_MANY_AGENTS, as_flag, as_reward, last_obs, many_agents, returned
 from menv.errors import ContractError, MenvError, raised_by_envs
-from menv.serialization import digest
 from menv.spaces import own_copy
 
 Step = Callable[[Any], Any]
@@ -111,42 +109,16 @@ class GymEnvs(LocalEnvs):
     def episode_start(self, index: int) -> int:
         return self._episode_start[index]
 
-    def _slots_of(self, index: int) -> dict[AgentId, int]:
-        return {SINGLE_AGENT: index}
-
-    def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
-        return self._slots_of(index), np.array([index])
-
     def _moved(self, index: int) -> bool:
         return index in self._answers[0] or not self._fresh[index]
 
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
         return {SINGLE_AGENT: self._obs[index]}, {SINGLE_AGENT: dict(self._infos[index])}
 
-    def _shown(self, index: int) -> str | None:
-        return digest(self._obs[index])
-
-    def _clear(self, seats: object) -> None:
+    def _clear(self) -> None:
         self._events, self._answers, self._due = PollEvents(), ((), ()), frozenset()
         self._stepped = None
         self._waiting = self._all
-
-    def _replay(self, index: int, recorded: EpisodeReplay) -> bool:
-        self.env_steps[index] = self._episode_start[index] = recorded.start
-        self._obs[index], self._infos[index] = self._reset_once(index, recorded.seed)
-        self._steps[index] = self._envs[index].step
-        self._fresh[index] = recorded.stop == recorded.start
-        for _ in range(recorded.start, recorded.stop):
-            action = next(recorded.actions[SINGLE_AGENT])
-            obs, _, terminated, truncated, info = self._steps[index](action)
-            self._obs[index], self._infos[index] = obs, info
-            self.env_steps[index] += 1
-            if terminated or truncated:
-                return False
-        return True
-
-    def _begin_new(self, index: int, slots: Mapping[AgentId, int]) -> None:
-        self._reset_and_begin(index)
 
     def _reset_and_begin(
         self, index: int, seed: int | None = None, options: dict[str, Any] | None = None

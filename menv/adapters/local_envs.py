@@ -18,7 +18,7 @@ import numpy as np
 
 from menv import rng
 from menv.adapters.adapter import Adapter
-from menv.adapters.poll_events import EpisodeReplay, PollEvents
+from menv.adapters.poll_events import PollEvents
 from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict
 from menv.env_calls import call_method, close_env, close_unused, reset_env
 from menv.errors import (
@@ -257,62 +257,27 @@ class LocalEnvs(Adapter):
     def replayable(self) -> LocalEnvs | None:
         return self
 
-    @property
-    def free_slots(self) -> list[int]:
-        return []
-
     @abstractmethod
     def episode_start(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""
 
-    def running(self, index: int) -> EpisodeReplay:
-        start, stop = self.episode_start(index), int(self.env_steps[index])
-        seed = self._reset_seed(index, start)
-        return EpisodeReplay(start, stop, seed, dict(self._slots_of(index)), self._shown(index))
-
-    @abstractmethod
-    def _slots_of(self, index: int) -> Mapping[AgentId, int]:
-        """Return the slot of each known agent of a sub-environment."""
-
-    @abstractmethod
-    def _shown(self, index: int) -> str | None:
-        """Return `EpisodeReplay.shown`."""
-
-    @abstractmethod
-    def present(self, index: int) -> tuple[Mapping[Any, int], IntArray]:
-        """Return the slots of a sub-environment's agents that are alive, and the slots of the waiting ones."""
-
-    def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
-        self._started, self._in_poll, self.paused = True, False, False
-        self._over.clear()
-        self._clear(seats)
-        new = set()
-        for index in range(len(self._envs)):
-            # The environment may have changed: whatever a replay raises, the next episode begins with a reset.
-            replayed = False
-            if index in recorded:
-                with suppress(Exception):
-                    replayed = (
-                        self._replay(index, recorded[index]) and self._shown(index) == recorded[index].shown
-                    )
-            self.env_steps[index] = env_steps[index]
-            if not replayed:
-                self._begin_new(index, {} if index not in recorded else recorded[index].slots)
-                new.add(index)
-        return new
+    def start_from(self, env_steps: IntArray) -> None:
+        self.begin_at(dict(enumerate(env_steps.tolist())))
 
     def begin_at(self, env_steps: Mapping[int, int]) -> None:
         """Begin new episodes in some sub-environments, each at its count of env steps.
 
         Args:
-            env_steps: By index; the first rows come with the next poll. The other sub-environments do not begin.
+            env_steps: By index; the first rows come with the next poll. If it has all sub-environments, everything
+                before is forgotten. The other sub-environments do not begin.
         """
-        if not self._started:
-            self._started = True
-            self._clear(([], []))
+        if not self._started or len(env_steps) == self.num_envs:
+            self._started, self._in_poll, self.paused = True, False, False
+            self._over.clear()
+            self._clear()
         for index, steps in env_steps.items():
             self.env_steps[index] = steps
-            self._begin_new(index, {})
+            self._reset_and_begin(index)
 
     @abstractmethod
     def _start(self) -> None:
@@ -341,16 +306,8 @@ class LocalEnvs(Adapter):
         """Begin an episode with what a reset returned."""
 
     @abstractmethod
-    def _clear(self, seats: object) -> None:
+    def _clear(self) -> None:
         """Forget all rows, answers and episodes."""
-
-    @abstractmethod
-    def _replay(self, index: int, recorded: EpisodeReplay) -> bool:
-        """Replay an episode; False if it ends too early."""
-
-    @abstractmethod
-    def _begin_new(self, index: int, slots: Mapping[Any, int]) -> None:
-        """Begin a new episode in place of one that was replayed."""
 
     def _next_episode(self, index: int) -> tuple[Any, Any]:
         self._crashes.finished(index)

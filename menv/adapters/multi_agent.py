@@ -6,17 +6,16 @@ answered, and with `{}` while none waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgents, join_slots
 from menv.adapters.local_envs import LocalEnvs, interrupted_poll_error
-from menv.adapters.poll_events import EpisodeReplay, PollEvents
+from menv.adapters.poll_events import PollEvents
 from menv.adapters.validation import (
     as_rewards,
     by_sub_environment,
@@ -28,7 +27,6 @@ from menv.adapters.validation import (
 )
 from menv.base_env import AgentId, EnvId, IntArray, Ready
 from menv.errors import MenvError, raised_by_envs
-from menv.serialization import digest
 
 # Getters of `map`, which take a third of the time of a comprehension.
 _WAITING, _OBS, _REWARDS, _INFOS = map(attrgetter, ("waiting", "obs", "rewards", "infos"))
@@ -42,10 +40,7 @@ class MultiAgentEnvs(LocalEnvs):
         self._allocator = SlotAllocator()
         self.seats = self._allocator.seats
         self.possible_agents = possible_agents(self._envs[0])
-        self._trackers = [
-            AgentTracker(index, index, self._allocator, possible_agents(env))
-            for index, env in enumerate(self._envs)
-        ]
+        self._trackers = self._new_trackers()
         self._all_indices = list(range(num_envs))
         self._answers: list[dict[AgentId, Any] | None] = [None] * num_envs
         # Copies whose rows no poll has delivered yet, and copies whose rows wait for an answer.
@@ -122,61 +117,24 @@ class MultiAgentEnvs(LocalEnvs):
     def episode_start(self, index: int) -> int:
         return int(self.env_steps[index]) - self._trackers[index].episode_steps
 
-    def _slots_of(self, index: int) -> dict[AgentId, int]:
-        return self._trackers[index].slots
-
-    def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
-        tracker = self._trackers[index]
-        return {agent: tracker.slots[agent] for agent in tracker.alive()}, tracker.waiting.slots
-
-    @property
-    def free_slots(self) -> list[int]:
-        return self._allocator.free
-
     def _moved(self, index: int) -> bool:
         return self._trackers[index].answered or self._answers[index] is not None
 
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
         return self._trackers[index].by_agent()
 
-    def _shown(self, index: int) -> str | None:
-        tracker = self._trackers[index]
-        rewards = [float(reward) for reward in tracker.rewards]
-        return digest([tracker.waiting.agents, tracker.obs, rewards, tracker.held])
+    def _new_trackers(self) -> list[AgentTracker]:
+        return [
+            AgentTracker(index, index, self._allocator, possible_agents(env))
+            for index, env in enumerate(self._envs)
+        ]
 
-    def _clear(self, seats: Any) -> None:
+    def _clear(self) -> None:
         self._events, self._answers = PollEvents(), [None] * len(self._envs)
         self._due, self._waiting = set(), set(self._all_indices)
         self._delivered = ([], [], np.zeros(0, np.int64))
-        self._allocator.restore(seats)
-        self._replace_trackers(self._all_indices)
-
-    def _replace_trackers(
-        self, indices: Iterable[int], slots: Mapping[AgentId, int] = MappingProxyType({})
-    ) -> None:
-        """Create trackers that know nothing but the slots of some agents."""
-        for index in indices:
-            tracker = AgentTracker(index, index, self._allocator, possible_agents(self._envs[index]))
-            tracker.slots.update(slots)
-            self._trackers[index] = tracker
-
-    def _replay(self, index: int, recorded: EpisodeReplay) -> bool:
-        self._replace_trackers([index], recorded.slots)
-        tracker, step, events = self._trackers[index], self._envs[index].step, PollEvents()
-        self.env_steps[index] = recorded.start
-        with self._allocator.restored_afterwards():
-            tracker.begin(*self._reset_once(index, recorded.seed), events)
-            while self.env_steps[index] < recorded.stop:
-                answers = {agent: next(recorded.actions[agent]) for agent in tracker.waiting.agents}
-                tracker.answered |= bool(answers)
-                if tracker.step(step(answers), events):
-                    return False
-                self.env_steps[index] += 1
-        return tracker.slots == recorded.slots
-
-    def _begin_new(self, index: int, slots: Mapping[AgentId, int]) -> None:
-        self._replace_trackers([index], slots)
-        self._reset_and_begin(index)
+        self._allocator.clear()
+        self._trackers = self._new_trackers()
 
     def _start(self) -> None:
         self._started = True

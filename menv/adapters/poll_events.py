@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -72,24 +72,3 @@ def check_info(info: object, whose: str) -> None:
             f"{whose} is {type(info).__name__}, expected a dict; return {{}} if there is nothing to tell",
             "ME029",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeReplay:
-    """A running episode as its seed and its actions, to be replayed in a new environment.
-
-    Attributes:
-        start: Env steps of its sub-environment at its reset.
-        stop: Env steps at the checkpoint.
-        seed: Of its reset, None if there was none.
-        slots: The slot of each known agent.
-        shown: Digest of the rows that waited at the checkpoint, None if they cannot be stored in a file.
-        actions: Env-ready actions of each agent, in order.
-    """
-
-    start: int
-    stop: int
-    seed: int | None
-    slots: Mapping[AgentId, int]
-    shown: str | None
-    actions: Mapping[AgentId, Iterator[Any]] = field(default_factory=dict)

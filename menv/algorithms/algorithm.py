@@ -676,13 +676,11 @@ class Algorithm:
 
         It is written to `path/<iteration>/`, and `path/LATEST` names it when it is complete: a process that is killed
         while it saves leaves the previous checkpoint. It holds weights, optimizers, replayed experience, counters,
-        metrics and the running episodes, so that training resumes as if it had not stopped. Nothing in it is code.
-        Each policy that can act without its learner is also written separately, for `Policy.from_checkpoint`.
+        metrics, filters and the place in each random stream. Nothing in it is code. Each policy that can act without
+        its learner is also written separately, for `Policy.from_checkpoint`.
 
-        Running episodes are replayed from their seeds and actions. These episodes cannot be replayed and begin again;
-        `num_episodes_not_resumed` counts them: episodes of vectorised environments, of custom `BaseEnv` classes and of
-        clients, episodes that began under a mapping that was replaced since, and all episodes if the number of workers
-        or of their environments differs.
+        A run that resumes begins new episodes. Running episodes are truncated there: `num_episodes_not_resumed`
+        counts them; rows that were sampled and not learned from are dropped. The run that continues is not disturbed.
 
         Args:
             path: A folder, required; created if missing.
@@ -722,8 +720,7 @@ class Algorithm:
             path: The `path` of `save`, for the latest checkpoint, or a numbered folder in it.
             config: Settings that override the stored ones. Functions, classes other than menv's and gymnasium's spaces,
                 and environments that this process does not know by name are not in a checkpoint and must be given here.
-                With another `seed`, weights, counts and running episodes are restored, and everything sampled from here
-                on differs.
+                With another `seed`, weights and counts are restored, and everything sampled from here on differs.
             env: Overrides the config's `env`.
             policy_ids: The policies to load, or the id of one; None loads all. Ids in `config` that the
                 checkpoint lacks are ignored: `add_policy` adds policies afterwards.
@@ -754,7 +751,7 @@ class Algorithm:
         """Resume a saved algorithm with the same policies and networks; this algorithm's own progress is discarded.
 
         Its settings stay, `seed` too: policies sample as in the saved run, environments are reset with the seeds
-        of this one. With the same `seed` and settings the run continues bit-identically.
+        of this one. With the same `seed` and settings it samples what `from_checkpoint` does.
 
         Where it is interrupted after it has begun to change anything, by Ctrl-C or an environment that raises, nothing
         else can be called before `restore` has completed.

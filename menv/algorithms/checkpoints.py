@@ -29,6 +29,7 @@ from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import recipe_named
 from menv.algorithms.rollouts import BatchAccumulator, Rollouts
 from menv.algorithms.weight_publisher import ExternalClients
+from menv.algorithms.worker_messages import joined_state
 from menv.errors import ConfigError, MenvError
 from menv.inference.checkpoint_folder import (
     as_written,
@@ -63,22 +64,17 @@ STATE, ARRAYS, WEIGHTS, LEARNERS = (
 
 _COUNTS = (
     "iteration", "weights_seq_no", "env_steps_trained", "agent_steps_trained", "env_steps", "agent_steps", "left_out",
-    "pieces", "running", "replaced", "steps", "begun", "start", "stop", "length", "new_count", "new_faulty",
-    "faulty_total", "episodes_total", "episodes_not_resumed", "released",
+    "pieces", "running", "replaced", "steps", "begun", "new_count", "new_faulty", "faulty_total", "episodes_total",
+    "episodes_not_resumed",
 )  # fmt: skip
-_PLACES = ("env_index", "agent_index", "slot", "slots")
 _RANGES: dict[str, tuple[str, float]] = {
     **dict.fromkeys(_COUNTS, ("iu", 2**53)),
-    **dict.fromkeys(_PLACES, ("iu", 2**24)),
     "time_total_s": ("fiu", 2**53),
     "draws": ("fiu", 2**64),
     "seed": ("iu", 2**64),
 }
 """Entries with numbers, at any depth of a state: their dtype kinds and the largest value."""
-_OF_USERS = (
-    "connectors", "evaluated", "gathered", "extras", "actions", "last", "lives", "remembered", "raw", "shown",
-    "columns", "agent_rewards", "policies", "open", "rng", "match", "league", "result",
-)  # fmt: skip
+_OF_USERS = ("connectors", "evaluated", "league", "result")
 """Entries with values and names from users and environments."""
 
 
@@ -212,7 +208,6 @@ class Checkpoints:
             "metrics": self.metrics.state(),
             "sampler": sampler,
             **self.evaluation_runner.state(),
-            "gathered": self.accumulator.state(),
             "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],
             "weights_seq_no": self.external_clients.weights_seq_no,
             "env_steps_trained": policy_set.learners.env_steps_trained,
@@ -285,9 +280,10 @@ class Checkpoints:
         policy_set.learners.agent_steps_trained = int(tree["agent_steps_trained"])
         # Continue from the numbers that clients may know.
         self.external_clients.publish(tree["weights_seq_no"])
-        self.accumulator.set_state(tree["gathered"], policy_set.policies)
+        self.accumulator.clear()
         self.metrics.set_state(tree["metrics"])
-        self.metrics.episodes_not_resumed += self.rollouts.resume(tree["sampler"])
+        self.metrics.episodes_not_resumed += joined_state(tree["sampler"])["running"]
+        self.rollouts.resume(tree["sampler"])
         self.evaluation_runner.set_state(tree)
 
     def _restart(self, seed: int) -> None:

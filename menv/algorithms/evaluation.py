@@ -199,7 +199,7 @@ class Evaluation:
             if sampler.base_env.can_restart and not sampler.base_env.lockstep:
                 # Episodes that have begun would go on as the environments were before.
                 self._sampler = self._new_sampler(sampler.base_env, is_new=False)
-                self._sampler.resume(sampler.state_without_episodes())
+                self._sampler.resume(sampler.state_midway())
         return found
 
     @contextmanager

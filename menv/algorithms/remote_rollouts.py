@@ -426,25 +426,21 @@ class RemoteRollouts:
             self._queues[index] = FragmentQueue()
 
     @locked
-    def resume(self, tree: Mapping[str, Any]) -> int:
+    def resume(self, tree: Mapping[str, Any]) -> None:
         tree = split_state(tree, len(self.workers), self._each)
         self._past_counters, self._unrolls = WorkerCounters.of(tree["gone"]), tree["pieces"]
         # States of another layout do not have it.
         self.workers.stand_in(tree.get("replaced", [0] * len(self.workers)))
-        lost = 0
         self.workers.present()
         for index, state in enumerate(tree["workers"]):
-            lost += int(self._call(index, RolloutWorker.resume, state) or 0)
+            self._call(index, RolloutWorker.resume, state)
             # A new queue: workers that were lost before this answer do not count.
             queue = self._queues[index] = FragmentQueue()
             queue.counters = WorkerCounters.of(state)
-            queue.running = queue.counters.running
             if index in self.workers.absent:
                 # It resumes nothing and must sample other numbers.
-                lost += queue.running
                 queue.lose()
                 self.workers.replaced[index] += 1
-        return lost
 
     @property
     def pids(self) -> list[int | None]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import perf_counter
@@ -34,12 +34,11 @@ from menv.errors import ConfigError, MenvError
 from menv.metrics import Metrics, Timers
 from menv.offline.recorded_envs import RecordedEnvs
 from menv.policy_map import PolicyMap
-from menv.sample_batch import MultiAgentBatch, SampleBatch, TrajectorySlices
+from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
-from menv.serialization import is_plain
 
 if TYPE_CHECKING:
     from menv.algorithms.remote_rollouts import RemoteRollouts
@@ -210,14 +209,14 @@ class LocalRollouts:
             group.reset_buffer()
         self.sampler = self._new_sampler()
 
-    def resume(self, tree: Mapping[str, Any]) -> int:
-        """Restore `state`; return how many episodes could not be resumed."""
+    def resume(self, tree: Mapping[str, Any]) -> None:
+        """Begin new episodes where `state` left off."""
         tree = joined_state(tree)
         if self._config.seed is not None:
             # Environments must not repeat random numbers.
             rng.seed_process(self._seed, self._placement.worker_index, tree["env_steps"])
         with self.guard:
-            return self.sampler.resume(tree)
+            self.sampler.resume(tree)
 
     @property
     def pids(self) -> list[int | None]:
@@ -235,16 +234,16 @@ class LocalRollouts:
         if not self._interrupted:
             return
         before = self.sampler
-        left = before.state_without_episodes()
+        left = before.state_midway()
         try:
             self.restart(self._seed)
             self.sampler.explore = before.explore
-            lost = self.resume(left)
+            self.resume(left)
         except BaseException:
             # Only the previous sampler has the counters.
             self.sampler, self._interrupted = before, True
             raise
-        self._metrics.episodes_not_resumed += lost
+        self._metrics.episodes_not_resumed += left["running"]
 
     def _new_sampler(self) -> Sampler:
         config, policy_view = self._config, self._policy_view
@@ -358,7 +357,7 @@ class RecordedRows:
 
 
 class BatchAccumulator:
-    """Joins fragments into train batches; an incomplete batch is part of checkpoints.
+    """Joins fragments into train batches; checkpoints do not hold an incomplete batch.
 
     `by_rows` counts agent steps instead of env steps.
     """
@@ -395,31 +394,6 @@ class BatchAccumulator:
         for batch, _ in self._fragments:
             batch.policy_batches.pop(policy_id, None)
 
-    def state(self) -> list[Any]:
-        """Return the fragments as a plain tree without infos; [] where a file cannot hold them."""
-        found = [
-            [
-                steps,
-                batch.env_steps(),
-                {
-                    name: [
-                        rows.stored(),
-                        {part: getattr(rows.segments, part) for part in TrajectorySlices.__slots__},
-                    ]
-                    for name, rows in batch.policy_batches.items()
-                },
-            ]
-            for batch, steps in self._fragments
-        ]
-        return found if is_plain(found) else []
-
-    def set_state(self, fragments: Sequence[Any], policies: Collection[str]) -> None:
-        """Restore `state`, as far as it holds rows of some policies."""
+    def clear(self) -> None:
+        """Drop an incomplete batch."""
         self._fragments = []
-        for steps, env_steps, by_policy in fragments:
-            rows = {
-                name: SampleBatch(columns, TrajectorySlices(**parts))
-                for name, (columns, parts) in by_policy.items()
-                if name in policies
-            }
-            self._fragments.append((MultiAgentBatch(rows, env_steps), steps))

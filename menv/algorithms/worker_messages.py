@@ -401,7 +401,7 @@ class Fragment(NamedTuple):
 
 
 def joined_state(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of a run's samplers as the state of one; running episodes of several are dropped."""
+    """Return the state of a run's samplers as the state of one."""
     if "workers" not in tree:
         return tree
     workers: Sequence[Tree] = tree["workers"]
@@ -412,7 +412,6 @@ def joined_state(tree: Mapping[str, Any]) -> Mapping[str, Any]:
         "pieces": tree["pieces"],
         "steps": np.concatenate([one["steps"] for one in workers]),
         "begun": np.concatenate([one["begun"] for one in workers]),
-        **_NO_EPISODES,
     }
 
 
@@ -427,12 +426,7 @@ def split_state(tree: Mapping[str, Any], count: int, each: int) -> Mapping[str, 
         steps = np.full(count * each, steps.max(initial=0))
     if len(begun) != len(steps):
         begun = np.full(len(steps), begun.max(initial=0))
-    empty = {**WorkerCounters().state(), "pieces": 0, **_NO_EPISODES}
+    empty = {**WorkerCounters().state(), "pieces": 0}
     shares = zip(np.split(steps, count), np.split(begun, count), strict=True)
     workers = [{**empty, "steps": own_steps, "begun": own_begun} for own_steps, own_begun in shares]
-    # The first one counts all dropped episodes.
-    workers[0]["running"] = whole["running"]
     return {"workers": workers, "gone": WorkerCounters.of(whole).state(), "pieces": whole["pieces"]}
-
-
-_NO_EPISODES: Mapping[str, Any] = {"episodes": [], "rows": [], "seats": ([], [])}

@@ -114,7 +114,9 @@ class EpisodeWatcher:
         if index not in self._running:
             start, seed, created = int(ready.env_steps[index]), None, self._created
             if created is not None:
-                start, seed = created.episode_start(index), created.running(index).seed
+                start = created.episode_start(index)
+                if created.seed is not None:
+                    seed = rng.reset_seed(created.seed, created.first_index + index, start)
             self._running[index] = start, seed, [], {}
         return self._running[index]
 

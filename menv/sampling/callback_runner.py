@@ -69,12 +69,6 @@ class CallbackRunner:
         self.keeps = True
         self.episodes.update({episode.episode_id: episode for episode in running})
 
-    def restore(self, episode: Episode, env_steps: Column) -> None:
-        """Continue an episode from a checkpoint, without callbacks."""
-        self._env_steps = env_steps.copy()
-        if self.keeps:
-            self.keep([episode])
-
     def begin(self, episode: Episode, env_index: int) -> None:
         """Begin an episode."""
         if self.active:

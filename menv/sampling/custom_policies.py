@@ -296,19 +296,6 @@ class CustomPolicyStrategy(ActingStrategy):
     def fragment_closed(self, buffer: RolloutBuffer) -> None:
         """Rows need no weights."""
 
-    def carried_state(self, slots: Sequence[int], policies: Sequence[int]) -> dict[str, list[Any]]:
-        nothing: list[Any] = [None] * len(slots)
-        if not self._keeps_histories:
-            return {"lives": nothing, "remembered": nothing}
-        histories = [self._histories[slot] for slot in slots]
-        lives = [[getattr(history, name) for name in AgentHistory.__slots__] for history in histories]
-        return {"lives": lives, "remembered": nothing}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        if self._keeps_histories:
-            for slot, history in zip(state["slot"].tolist(), state["lives"], strict=True):
-                self._histories[slot] = AgentHistory() if history is None else AgentHistory(*history)
-
     def env_actions(self, actions: Column, which: int) -> Answers:
         return self._env_ready(actions, which)
 

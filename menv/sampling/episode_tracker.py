@@ -119,26 +119,6 @@ class EpisodeTracker:
         self.widen(num_envs)
         self.begun[:] = begun if len(begun) == num_envs else begun.max(initial=0)
 
-    def keeps_policies(self, env_id: EnvId, policy_map: PolicyMap) -> bool:
-        """Return whether a running episode continues unchanged under this policy map."""
-        return policy_map.extends(self._maps[env_id])
-
-    def restore_episode(self, episode: Episode, begun_at: int, env_steps: Column) -> None:
-        """Continue an episode from a checkpoint, which began at env step `begun_at`."""
-        episode.begun_at = begun_at
-        self.running[episode.env_id] = episode
-        self._keep_policies(episode.env_id)
-        self._callbacks.restore(episode, env_steps)
-
-    def restore_slots(
-        self, slots: Column, policy_ids: Sequence[str], env_indices: Column, agent_ids: Sequence[AgentId]
-    ) -> None:
-        """Restore the table entries of agents [S] of restored episodes."""
-        entries = zip(slots.tolist(), policy_ids, env_indices.tolist(), agent_ids, strict=True)
-        for slot, policy_id, env_index, agent_id in entries:
-            number, index = self._places[policy_id]
-            self._table.assign(slot, number, index, env_index, self.agent_key(env_index, agent_id))
-
     def apply(self, ready: Ready) -> None:
         """Record a poll's ends, episodes and joins, in this order."""
         self.set_env_steps(ready.env_steps)

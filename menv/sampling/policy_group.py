@@ -8,7 +8,7 @@ decides: `NetworkStrategy` runs neural networks of one architecture, usually wit
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from menv import rng
 from menv.base_env import Column, Columns, End, EnvId, ExternalSteps, Ready
-from menv.connectors.pipeline import PolicyConnectors, export_lives, import_lives
+from menv.connectors.pipeline import PolicyConnectors
 from menv.episode import Episode
 from menv.errors import ContractError
 from menv.inference.action_heads import ActionHead
@@ -142,17 +142,9 @@ class ActingStrategy(ABC):
     ) -> None:
         """Store n actions that an external client took in `rows` [n] of one trajectory of policy number `which`."""
 
-    @abstractmethod
-    def carried_state(self, slots: Sequence[int], policies: Sequence[int]) -> dict[str, list[Any]]:
-        """Return what is remembered of running trajectories: `lives` and `remembered`, one entry each."""
-
-    @abstractmethod
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue trajectories from `PolicyGroup.carried_state`."""
-
     @property
-    def can_replay(self) -> bool:
-        """Whether a running episode can be replayed from its actions and continues unchanged."""
+    def can_repeat(self) -> bool:
+        """Whether `env_actions` returns what the environment received."""
         return True
 
     @abstractmethod
@@ -244,28 +236,6 @@ class PolicyGroup:
         self.strategy.client_acted(block, self.buffer, actions)
         self.buffer.set_actions(block.rows, self.strategy.network_form(actions, block.which))
         self.buffer.mark(SampleBatch.OFF_POLICY, block.rows, np.True_)
-
-    def carried_state(self) -> dict[str, Any]:
-        """Return the trajectories that continue after `close`, and the columns of each one's carried row.
-
-        A tree of columns and lists with one entry each; `policy` holds ids.
-        """
-        living, columns = self.buffer.held()
-        slots, policies = living.slot.tolist(), living.policy.tolist()
-        return {
-            **living.state(),
-            "policy": [self.policy_ids[index] for index in policies],
-            "agent_id": list(living.agent_id),
-            **self.strategy.carried_state(slots, policies),
-            "columns": columns,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> int:
-        """Continue trajectories from `carried_state`, where `policy` holds indices here; return their first row."""
-        first = self.buffer.rows
-        self.buffer.restore(Trajectories.from_state(state), state["columns"])
-        self.strategy.restore(state)
-        return first
 
     def retire(self, policy_id: str) -> None:
         """Free a policy's id for another policy; its index stays reserved until it is used again."""
@@ -410,7 +380,6 @@ class NetworkStrategy(ActingStrategy):
         return closed
 
     def env_actions(self, actions: Column, which: int) -> Answers:
-        # Not `output`: a checkpoint may have brought other connectors, before `connect` was called.
         return self.networks.connectors[which].output(self.networks.action_space)(actions)
 
     def network_form(self, actions: Any, which: Column | int) -> Column:
@@ -463,28 +432,8 @@ class NetworkStrategy(ActingStrategy):
         buffer.set_states(rows, slots, before, np.broadcast_to(after, before.shape))
 
     @property
-    def can_replay(self) -> bool:
-        return self.path is None or (self.path.exports_lives and not self.path.acts)
-
-    def carried_state(self, slots: Sequence[int], policies: Sequence[int]) -> dict[str, list[Any]]:
-        nothing: list[Any] = [None] * len(slots)
-        if self.path is None:
-            return {"lives": nothing, "remembered": nothing}
-        remembered = nothing
-        if self.path.keeps_lives and self.can_replay:
-            connectors, pairs = self.networks.connectors, zip(slots, policies, strict=True)
-            remembered = [export_lives(connectors[index].agent, [slot])[0] for slot, index in pairs]
-        shown = [self.path.shown.get(slot) for slot in slots]
-        return {"lives": nothing, "remembered": remembered, "shown": shown}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        slots = state["slot"].tolist()
-        for slot, index, life in zip(slots, state["policy"].tolist(), state["remembered"], strict=True):
-            import_lives(self.networks.connectors[index].agent, [slot], [life])
-        self.connect()
-        if self.path is not None:
-            shown = zip(slots, state.get("shown", [None] * len(slots)), strict=True)
-            self.path.shown.update((slot, one) for slot, one in shown if one is not None)
+    def can_repeat(self) -> bool:
+        return self.path is None or not self.path.acts
 
     def clone(self) -> NetworkStrategy:
         return NetworkStrategy(self.networks, evaluates=True)

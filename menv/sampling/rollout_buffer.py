@@ -39,7 +39,7 @@ INTERNAL = "menv."
 are keys of checkpoints."""
 INCOMING_REWARD, ANSWERED = INTERNAL + "income", INTERNAL + "answered"
 """Columns: the reward that arrived with a row, earned by the previous action; whether the row has an action."""
-_SLOTS, _STATE = INTERNAL + "slots", INTERNAL + "state"
+_SLOTS = INTERNAL + "slots"
 _ABSENT = {"f": np.nan, "c": np.nan, "i": -1, "u": 0, "b": False, "O": None}
 """The values of other rows in optional columns, by kind of dtype."""
 
@@ -357,35 +357,8 @@ class RolloutBuffer:
     def held(self) -> tuple[Trajectories, dict[str, Column]]:
         """Return the trajectories that continue after `close`, and the columns of the one row that each has."""
         rank = np.argsort(np.argsort(self._columns[_SLOTS][: self._n], kind="stable"))
-        living = self._living.take(rank)
         columns = {name: column[: self._n] for name, column in self._columns.items()}
-        if self._state_parts:
-            columns[_STATE] = self._states[living.slot]
-        return living, columns
-
-    def fits(self, columns: Mapping[str, Column]) -> bool:
-        """Return whether rows with these columns can be restored here."""
-        return all(
-            name in columns and columns[name].shape[1:] == column.shape[1:]
-            for name, column in self._columns.items()
-        )
-
-    def restore(self, living: Trajectories, columns: Mapping[str, Column]) -> None:
-        """Continue S trajectories of another buffer, with the columns [S, ...] from `held`."""
-        start, stop = self._n, self._n + len(living.slot)
-        if _ENV_T in columns:
-            self._columns.setdefault(_ENV_T, np.zeros(len(self._columns[_SLOTS]), np.int64))
-        if stop > len(self._columns[_SLOTS]):
-            self._grow(stop)
-        own = dict(columns)
-        if self._state_parts:
-            self._make_room_for_states(living.slot.max(initial=0))
-            self._states[living.slot] = own.pop(_STATE)
-        for name, column in own.items():
-            if name != SampleBatch.WEIGHTS_SEQ_NO:  # The numbers start again in each process.
-                self.mark(name, slice(start, stop), column)
-        self._n = stop
-        self._living = self._living.and_then(living)
+        return self._living.take(rank), columns
 
     def moved(self, rows: Rows) -> Rows:
         """Return the new positions of rows that were unanswered at the last `close`."""

@@ -237,47 +237,6 @@ class RolloutLoop:
         closed = self._limit.closed(self.env_steps)
         return [] if closed is None else self._base_env.episodes_at(np.flatnonzero(~closed))
 
-    def state(self, number: int, slots: Column) -> dict[str, Any]:
-        """Return the pending rows of a group's trajectories [S] for a checkpoint: `raw` and `turn`.
-
-        `turn` [S, 2] is the number of a row's block and its place in it, in the order of acting; -1 where no row waits.
-        """
-        raw: dict[int, Any] = {}
-        turn: dict[int, tuple[int, int]] = {}
-        for which, (group, block) in enumerate(self._pending):
-            if group == number:
-                waits = block.slots.tolist()
-                turn |= {slot: (which, place) for place, slot in enumerate(waits)}
-                raw |= dict(zip(waits, block.raw or [None] * len(waits), strict=True))
-        wanted = slots.tolist()
-        turns = np.array([turn.get(slot, (-1, 0)) for slot in wanted], np.int64).reshape(len(wanted), 2)
-        return {"raw": [raw.get(slot) for slot in wanted], "turn": turns}
-
-    def restore(
-        self, env_steps: Column, seats: Any, waiting: Sequence[tuple[int, int, Mapping[str, Any]]]
-    ) -> None:
-        """Restore env steps [E], `Ready.seats` and pending rows from a checkpoint.
-
-        `waiting` holds the index of a group, the first of its rows in the buffer, and the rows: `slot`, `policy` and
-        `env_index` in addition to what `state` returned.
-        """
-        self.env_steps, self._seats = env_steps, seats
-        blocks = [
-            (turn, number, self._restored_block(turn, number, first, rows))
-            for number, first, rows in waiting
-            for turn in np.unique(rows["turn"][:, 0]).tolist()
-            if turn >= 0
-        ]
-        self._pending = [(number, block) for _, number, block in sorted(blocks, key=itemgetter(0))]
-
-    def _restored_block(self, turn: int, number: int, first: int, rows: Mapping[str, Any]) -> PendingRows:
-        turns, places = rows["turn"].T
-        waits = np.flatnonzero(turns == turn)
-        waits = waits[np.argsort(places[waits])]
-        which = 0 if len(self._groups[number].policy_ids) == 1 else rows["policy"][waits]
-        raw = [rows["raw"][place] for place in waits.tolist()]
-        return PendingRows(rows["slot"][waits], which, rows["env_index"][waits], first + waits, raw)
-
 
 def _split_by_actor(block: PendingRows, taken: Mapping[int, Any]) -> list[PendingRows]:
     """Return the rows for which policies act, and the rows whose actions, by slot, clients chose."""

@@ -25,7 +25,6 @@ from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.callback_runner import CallbackRunner
 from menv.sampling.crash_record import CrashRecorder
 from menv.sampling.digest import Digest
-from menv.sampling.episode_checkpoint import EpisodeCheckpoint
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.external_trajectories import ExternalTrajectoryWriter
 from menv.sampling.fragment_limit import FragmentLimit
@@ -111,14 +110,7 @@ class Sampler:
             base_env, self._groups, limit, self._table, self._tracker, self._callbacks, self.external_writer,
             self._observation_fn, self.timers,
         )  # fmt: skip
-        # Stores and replays running episodes; None for environments that menv did not create.
-        created = base_env.replayable
-        self._checkpoint = (
-            EpisodeCheckpoint(created, self._groups, self._table, self._tracker, self._loop)
-            if created
-            else None
-        )
-        self.crashes = CrashRecorder(self, created, self._groups, self._tracker, self._checkpoint)
+        self.crashes = CrashRecorder(self, base_env.replayable, self._groups, self._tracker)
         self._callbacks.describe = self.crashes.record
         # Drives a lockstep environment.
         self._vector_loop: VectorLoop | None = None
@@ -211,8 +203,7 @@ class Sampler:
             batches.update(closed if self._whole is None else group.strategy.add_dist_inputs(closed))
         if self._whole is not None:
             batches, env_steps = self._whole.release(batches, excluded)
-        if self._checkpoint is not None:
-            self._checkpoint.record([*recorded, *excluded], self._tracker.running_ids)
+        self.crashes.fragment_closed([*recorded, *excluded], self._tracker.running_ids)
         self._loop.fragment_closed()
         self.external_writer.fragment_closed()
         return MultiAgentBatch(self._numbered(batches), env_steps)
@@ -318,8 +309,7 @@ class Sampler:
     def state(self) -> Tree:
         """Return the state between two fragments as a plain tree.
 
-        A running episode is stored as its seed and actions, so that it can be replayed. An episode that cannot be
-        stored is dropped and counted when the state is restored.
+        Running episodes are not part of it: a run that resumes begins new ones.
 
         Raises:
             CallOrderError: A fragment is being sampled.
@@ -331,11 +321,10 @@ class Sampler:
                 "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
                 "or in on_train_result"
             )
-        tree, checkpoint = self.state_without_episodes(), self._checkpoint
-        return tree | checkpoint.state(self.policy_map) if checkpoint is not None and self.polled else tree
+        return self.state_midway()
 
-    def state_without_episodes(self) -> Tree:
-        """Return the state without running episodes; works in the middle of a fragment, too."""
+    def state_midway(self) -> Tree:
+        """Return the state also in the middle of a fragment."""
         env = self.base_env
         counted = env.replayable or self._vector_loop
         steps = self._loop.env_steps if counted is None else counted.env_steps
@@ -350,31 +339,18 @@ class Sampler:
             "steps": steps.copy(),
             "begun": begun,
             "running": running,
-            "episodes": [],
-            "rows": [],
-            "seats": ([], []),
         }
 
-    def resume(self, tree: Mapping[str, Any]) -> int:
-        """Resume from another sampler's `state`; this one has not sampled.
-
-        Returns:
-            The number of running episodes that could not be resumed.
-        """
+    def resume(self, tree: Mapping[str, Any]) -> None:
+        """Begin new episodes where another sampler's `state` left off; this one has not sampled."""
         env, steps = self.base_env, tree["steps"]
         self.env_steps, self.agent_steps = tree["env_steps"], tree["agent_steps"]
         self._next_unroll_id = tree["pieces"]
         self.digest = Digest(*map(int, tree.get("digest", ())))
-        same = not env.num_envs or env.num_envs == len(steps)
-        if not same:
+        if env.num_envs and env.num_envs != len(steps):
             # With another number of sub-environments, none may repeat the random draws of any old one.
             steps = np.full(env.num_envs, steps.max(initial=0))
         self._tracker.resume(tree["begun"], len(steps))
-        if self._checkpoint is None and env.counts_steps:
+        if env.counts_steps:
             env.start_from(steps)
             self._loop.env_steps = steps
-        lost = int(tree["running"])
-        if self._checkpoint is not None:
-            lost -= self._checkpoint.restore(self.policy_map, steps, tree if same else None)
-            self.polled = True
-        return lost

@@ -213,22 +213,12 @@ class Trajectories:
             np.asarray(agent_index, np.int64),
             np.asarray(env_index, np.int64),
             np.asarray(life, np.int64),
-            _objects(agent_id),
+            np.fromiter(agent_id, object, count),
             np.zeros(count, np.int64),
             np.zeros((count, *actions.shape[1:]), actions.dtype),
             np.zeros(count, np.float64),
             np.zeros(count, np.bool_),
         )
-
-    def state(self) -> dict[str, Column]:
-        """Return the columns by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Trajectories:
-        """Return trajectories from `state`, whose agent ids may be a list."""
-        columns = {name: state[name] for name in cls.__slots__}
-        return cls(**columns | {"agent_id": _objects(state["agent_id"])})
 
     def take(self, which: Column | slice) -> Trajectories:
         """Return the trajectories selected by a mask or by indices."""
@@ -239,10 +229,6 @@ class Trajectories:
         pairs = [(getattr(self, name), getattr(others, name)) for name in self.__slots__]
         together = Trajectories(*(np.concatenate(pair) for pair in pairs))
         return together.take(np.argsort(together.slot, kind="stable"))
-
-
-def _objects(values: Sequence[Any] | Column) -> Column:
-    return np.fromiter(values, object, len(values))
 
 
 class AgentTrajectory(NamedTuple):

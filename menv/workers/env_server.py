@@ -8,14 +8,14 @@ actions travel as few arrays (`pack_stack`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from menv import rng
 from menv.adapters.convert import to_local_base_env
 from menv.adapters.local_envs import LocalEnvs
-from menv.adapters.poll_events import EpisodeReplay, PollEvents
+from menv.adapters.poll_events import PollEvents
 from menv.base_env import (
     AgentId,
     End,
@@ -81,10 +81,6 @@ def _renumber_fault(fault: EnvFault, offset: int) -> EnvFault:
     return fault._replace(env_id=index, env_index=index, line=f"{message}{where}{index}{place}")
 
 
-Present: TypeAlias = tuple[Mapping[AgentId, int], IntArray]
-"""The slots of running agents by id, and the slots of agents that wait for an action."""
-
-
 class EnvServer:
     """The k sub-environments of a `RemoteEnvs` that live in this process, beginning at number `first`.
 
@@ -121,8 +117,8 @@ class EnvServer:
         self._has_begun = False
 
     def begin(self, env_steps: Mapping[int, int]) -> ServerUpdate:
-        """Begin episodes in sub-environments, each at its count of env steps."""
-        self._has_begun = True
+        """Begin episodes in sub-environments, each at its count of env steps; see `LocalEnvs.begin_at`."""
+        self._has_begun, self._slots = True, None
         if self._seed is not None:
             # A replacement must not repeat the random numbers of the lost process.
             rng.seed_process(self._seed, *env_steps.values())
@@ -163,25 +159,6 @@ class EnvServer:
         """Call a method of a sub-environment."""
         env = self._envs.get_sub_environments()[place]
         return call_method(env, method, self._first + place, args)
-
-    def free_slots(self) -> list[int]:
-        """Return the free slots."""
-        return list(self._envs.free_slots)
-
-    def running(self, place: int) -> EpisodeReplay:
-        """Return the running episode of a sub-environment; see `CreatedEnvs.running`."""
-        return self._envs.running(place)
-
-    def resume(
-        self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any
-    ) -> tuple[set[int], dict[int, Present], ServerUpdate]:
-        """Resume recorded episodes; return the places that begin new ones, the agents of the others, and the update."""
-        fresh: set[int] = set()
-        # The driver has dropped its rows.
-        self._has_begun, self._slots = True, None
-        update = self._update_after(lambda: fresh.update(self._envs.resume(env_steps, recorded, seats)))
-        present = {place: self._envs.present(place) for place in recorded if place not in fresh}
-        return fresh, present, update
 
     def stop(self) -> None:
         """Close all sub-environments."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from menv.adapters.poll_events import EpisodeReplay, PollEvents
+from menv.adapters.poll_events import PollEvents
 from menv.base_env import (
     AgentId,
     End,
@@ -28,7 +28,7 @@ from menv.base_env import (
 )
 from menv.errors import EnvFault
 from menv.workers.engine import RemoteActor, Ts
-from menv.workers.env_server import EnvServer, Present, ServerUpdate, unpack_stack
+from menv.workers.env_server import EnvServer, ServerUpdate, unpack_stack
 from menv.workers.watchdog import RunningClock
 
 
@@ -153,10 +153,9 @@ Kind = Literal["created", "begun", "update", "value"]
 class RemoteEnvServer:
     """One env server with `size` sub-environments, beginning at number `first`.
 
-    `actor` is the remote `EnvServer`. `asked` describes the unanswered requests: the kind of answer, the
-    sub-environments that begin with it, and the number of resets and steps that it may take. `since` is the time of
-    `clock` at which the oldest one began. `ended` is True without a process, after too many losses, `paused` where the
-    last update came from a poll that paused.
+    `actor` is the remote `EnvServer`. `asked` describes the unanswered requests: the kind of answer and the
+    sub-environments that begin with it. `since` is the time of `clock` at which the oldest one began. `ended` is True
+    without a process, after too many losses, `paused` where the last update came from a poll that paused.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class RemoteEnvServer:
         self.first = first
         self.size = size
         self.actor: RemoteActor
-        self.asked: deque[tuple[Kind, Collection[int], int]] = deque()
+        self.asked: deque[tuple[Kind, Collection[int]]] = deque()
         self.since = 0.0
         self.has_reported = False
         self.ended = self.paused = False
@@ -197,7 +196,7 @@ class RemoteEnvServer:
     @property
     def beginning(self) -> set[int]:
         """The sub-environments whose first rows are requested."""
-        return {index for _, indices, _ in self.asked for index in indices}
+        return {index for _, indices in self.asked for index in indices}
 
     @property
     def held(self) -> dict[int, Mapping[AgentId, float]]:
@@ -207,7 +206,7 @@ class RemoteEnvServer:
     def attach(self, actor: RemoteActor) -> None:
         """Use another process, of which only the creation was requested."""
         self.actor, self.ended, self.paused = actor, False, False
-        self.asked = deque([("created", (), self.size)])
+        self.asked = deque([("created", ())])
         self.since = self._clock.now()
         self.layout, self._held = _empty_layout(), {}
         # Its slots are renumbered; slots of held-back trajectories stay in use.
@@ -230,7 +229,7 @@ class RemoteEnvServer:
         value: Kind = "value"
         first: Kind = "created" if self.asked and self.asked[0][0] == "created" else value
         pending = 0 if self.ended else self.actor.pending
-        self.asked = deque((value if number else first, (), self.size) for number in range(pending))
+        self.asked = deque((value if number else first, ()) for number in range(pending))
 
     def hold_back(self, index: int) -> None:
         """Hold a lost episode back until its agents are answered."""
@@ -245,12 +244,11 @@ class RemoteEnvServer:
         method: Callable[[EnvServer, *Ts], object],
         *args: *Ts,
         begins: Collection[int] = (),
-        more_steps: int = 0,
     ) -> None:
-        """Request a method of the server; it may take one step of each sub-environment, and `more_steps`."""
+        """Request a method of the server; it may take one step of each sub-environment."""
         if not self.asked:
             self.since = self._clock.now()
-        self.asked.append((kind, begins, self.size + more_steps))
+        self.asked.append((kind, begins))
         try:
             self.actor.ask(method, *args)
         except Exception:
@@ -329,57 +327,14 @@ class RemoteEnvServer:
         """Return the env steps of a sub-environment at its last reset."""
         return self._starts[index - self.first]
 
-    def freed(self, own: Iterable[int]) -> list[int]:
-        """Return the free slots, among all servers."""
-        return [*(self._slot(slot) for slot in own), *self._free]
-
-    def global_slots(self, own: Mapping[AgentId, int]) -> dict[AgentId, int]:
-        """Return the slots of agents among all servers."""
-        return {agent: self._slot(slot) for agent, slot in own.items()}
-
-    def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], free: Iterable[int]) -> None:
-        """Request to resume recorded episodes; `seats` already covers all servers."""
-        indices = self.indices
-        slots_here = [slot for slot, (env_id, _) in enumerate(self._seats) if env_id in indices]
-        self._slots = np.array(slots_here, np.int64)
-        self._own = {slot: own for own, slot in enumerate(slots_here)}
+    def start_from(self, env_steps: IntArray) -> None:
+        """Request new episodes in all its sub-environments, at env steps [E]; the seats of all servers are empty."""
+        self._slots, self._own, self._free = np.zeros(0, np.int64), {}, []
         self._alive.clear()
         self.held_back.clear()
-        self._free, self.undelivered, self.layout = [], UndeliveredRows(), _empty_layout()
-        seats = [(int(self._seats[slot][0]) - self.first, self._seats[slot][1]) for slot in slots_here]  # type: ignore[call-overload]
-        again = {
-            index - self.first: replace(
-                one,
-                slots={agent: self._own[slot] for agent, slot in one.slots.items()},
-                actions={agent: iter(list(actions)) for agent, actions in one.actions.items()},
-            )
-            for index, one in recorded.items()
-            if index in indices
-        }
-        self._starts = [
-            recorded[index].start if index in recorded else int(env_steps[index]) for index in indices
-        ]
+        self._held, self.undelivered, self.layout = {}, UndeliveredRows(), _empty_layout()
         self.env_steps = np.array(env_steps[self.first : self.first + self.size])
-        self.ask(
-            "value",
-            EnvServer.resume,
-            self.env_steps,
-            again,
-            (seats, [self._own[slot] for slot in free if slot in self._own]),
-            # An episode that replays differently is reset once more.
-            more_steps=sum(one.stop - one.start + 1 for one in again.values()),
-        )
-
-    def register_resumed(self, present: Mapping[int, Present]) -> dict[int, IntArray]:
-        """Register the agents of resumed episodes; return the waiting slots by sub-environment."""
-        waiting: dict[int, IntArray] = {}
-        for place, (living, waits) in present.items():
-            index = self.first + place
-            for agent, own in living.items():
-                slot = int(self._slots[own])
-                self._alive[slot] = Join(slot, index, agent, index)
-            waiting[index] = self._slots[waits]
-        return waiting
+        self.begin(self.indices, 0)
 
     def _translated(self, events: PollEvents) -> PollEvents:
         ended = [end._replace(slot=int(self._slots[end.slot])) for end in events.ended]

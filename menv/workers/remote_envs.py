@@ -9,14 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from menv.adapters.adapter import Adapter
 from menv.adapters.local_envs import TOLERATED, CrashLog
-from menv.adapters.poll_events import EpisodeReplay
 from menv.adapters.validation import (
     by_sub_environment,
     check_answers,
@@ -199,27 +197,13 @@ class RemoteEnvs(Adapter):
     def replayable(self) -> RemoteEnvs | None:
         return self
 
-    @property
-    def free_slots(self) -> list[int]:
-        """Free slots, server by server."""
-        for server in self._servers:
-            self._settle(server)
-            server.ask("value", EnvServer.free_slots)
-        return [slot for server in self._servers for slot in server.freed(self._wait_for(server))]
-
     def episode_start(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""
         return self._server_of(index).start_of(index)
 
-    def running(self, index: int) -> EpisodeReplay:
-        """Return the running episode of a sub-environment, without its actions."""
-        found = self._request(EnvServer.running, index)
-        slots = self._server_of(index).global_slots(found.slots)
-        return replace(found, stop=int(self.env_steps[index]), slots=slots)
-
-    def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
-        """Resume recorded episodes, in all servers at the same time; see `CreatedEnvs.resume`."""
-        self._started = True
+    def start_from(self, env_steps: IntArray) -> None:
+        """Begin new episodes in all servers at the same time; see `Adapter.start_from`."""
+        self._started, self.paused = True, False
         for server in self._servers:
             # Earlier requests are answered first.
             server.ignore_answers()
@@ -227,23 +211,11 @@ class RemoteEnvs(Adapter):
         self._waiting.clear()
         self._delivered = CombinedPoll((), ())
         self.env_steps[:] = env_steps
-        taken, free = seats
-        self.seats[:] = taken
+        self.seats.clear()
         for server in self._servers:
-            server.resume(env_steps, recorded, free)
-        fresh = set()
+            server.start_from(env_steps)
         for server in self._servers:
-            try:
-                places, present, update = self._wait_for(server)
-            except WorkerLostError:
-                # The episodes are lost again; begin new ones.
-                self._settle(server)
-                server.resume(env_steps, {}, free)
-                places, present, update = self._wait_for(server)
-            fresh |= {server.first + place for place in places}
-            self._waiting |= server.register_resumed(present)
-            self._take(server, update)
-        return fresh
+            self._settle(server)
 
     def _resume_polls(self) -> None:
         """Let the servers that paused reset their sub-environments, and wait for these rows."""
@@ -553,8 +525,7 @@ class RemoteEnvs(Adapter):
         each = self._env_timeout
         if each is None:
             return None
-        kind, _, steps = server.asked[0]
-        return creation_limit(each) if kind == "created" else each * steps
+        return creation_limit(each) if server.asked[0][0] == "created" else each * server.size
 
     def _running_episodes(self, server: RemoteEnvServer) -> list[int]:
         return [

@@ -73,24 +73,25 @@ def test_what_wants_a_whole_run_is_refused_where_it_is_half_done(
 
 
 @pytest.mark.parametrize("hook", ["on_evaluate_end", "on_train_result"])
-def test_what_is_saved_in_the_last_hooks_of_an_iteration_goes_on_as_the_run_does(
+def test_what_is_saved_in_the_last_hooks_of_an_iteration_is_the_run_at_its_end(
     hook: str, tmp_path: Path
 ) -> None:
+    saved: list[Any] = []
+
     def save(algo: Algorithm) -> None:
         if algo.iteration == 2:
             algo.save(tmp_path, keep_best=("training_iteration", 1))
+            saved.append(weights_of(algo))
 
     settings, told, algos = calling(hook, save)
     with PPO(env="CartPole-v1", config={**EVALUATED, **settings}) as algo:
         algos.append(algo)
-        result = trained(algo, 3)
+        trained(algo, 3)
         assert told == [None] * 3
         with PPO.from_checkpoint(tmp_path, {"callbacks": None}) as again:
             assert again.iteration == 2
-            own = again.train()
-            assert own["digest"] == result["digest"]
-            assert own["evaluation"] == result["evaluation"]
-            assert weights_of(again) == weights_of(algo)
+            assert [weights_of(again)] == saved
+            assert again.train()["training_iteration"] == 3
 
 
 CALLS: dict[str, Callable[[Algorithm, Path], Any]] = {

@@ -187,6 +187,7 @@ def test_a_run_on_a_gpu_goes_on_where_it_was_and_on_the_processor(kind: str, tmp
     with algorithm_class(env=env, config={**config, "num_gpus": 1}) as algorithm:
         algorithm.train()
         algorithm.save(tmp_path)
+        algorithm.restore(tmp_path)
         algorithm.train()
         wanted = algorithm.get_weights()["default_policy"]
     for num_gpus in (1, 0):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -93,27 +92,6 @@ def test_the_kl_term_is_on_unless_it_is_switched_off() -> None:
     for kl_coeff, wanted in ((None, 0.2), (0.0, 0.0), (0.5, 0.5)):
         with PPO(env=road, config={**SMALL, "kl_coeff": kl_coeff}) as algorithm:
             assert algorithm.train()["info"]["default_policy"]["cur_kl_coeff"] == wanted
-
-
-@pytest.mark.slow_unless("shared")
-@pytest.mark.parametrize("more", [{}, LSTM, {"vf_share_layers": True}], ids=["plain", "lstm", "shared"])
-def test_a_run_that_was_stopped_goes_on_to_the_last_bit(more: dict[str, Any], tmp_path: Path) -> None:
-    model = more if "model" in more else {"model": {"fcnet_hiddens": [8], **more}}
-    config = {
-        **SMALL,
-        **model,
-        "multiagent": BY_CAR,
-        "rollout_fragment_length": 7,
-        "env_config": {"mask": "flat"},
-    }
-    with PPO(env=convoy, config=config) as whole:
-        whole.train()
-        folder = whole.save(tmp_path)
-        wanted, weights = whole.train()["digest"], whole.get_weights()
-    with PPO(env=convoy, config=config) as again:
-        again.restore(folder)
-        assert again.train()["digest"] == wanted
-        assert same_weights(again.get_weights(), weights)
 
 
 def same_weights(one: Any, other: Any) -> bool:

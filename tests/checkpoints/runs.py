@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from menv.algorithms import Algorithm
@@ -44,4 +45,21 @@ def trained(algo: Algorithm, iterations: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for _ in range(iterations):
         result = dict(algo.train())
+    return result
+
+
+def resumed_twice(kind: type[Algorithm], folder: Path, iterations: int, **given: Any) -> dict[str, Any]:
+    """Train two runs from one checkpoint, which must be the same to the last bit; return the last result."""
+    ends = []
+    for _ in range(2):
+        with kind.from_checkpoint(folder, **given) as again:
+            result = trained(again, iterations)
+            ends.append(
+                (
+                    weights_of(again),
+                    *(result[key] for key in ("digest", "hist_stats", "info")),
+                    again.counts(),
+                )
+            )
+    assert ends[0] == ends[1]
     return result

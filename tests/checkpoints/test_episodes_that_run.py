@@ -1,4 +1,4 @@
-"""Running episodes are played again from their seeds and actions; those that come out differently are counted."""
+"""Running episodes are not part of a checkpoint: a resumed run begins new ones and counts them."""
 
 from __future__ import annotations
 
@@ -20,97 +20,10 @@ from menv.algorithms.config.stored_config import restored_config, stored_config
 from menv.base_env import ALL, BaseEnv
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.policy_map import PolicyMap
-from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
+from tests.checkpoints.runs import SMALL, trained, weights_of
 
 ENVS = SMALL["num_envs_per_worker"]
-
-
-class Walk(gym.Env[Any, Any]):
-    """Adds actions up; `drift` is where it begins, and `breaks` lets it raise after so many env steps."""
-
-    observation_space = gym.spaces.Box(-100.0, 100.0, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-    drift = 0.0
-    breaks = 10**9
-
-    def __init__(self, context: Any = None) -> None:
-        self.index = context.vector_index
-        self.played: list[int] = []
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        self.at, self.played = self.drift * (self.index == 1), []
-        return self.seen(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
-        self.played.append(int(action))
-        if self.index == 1 and len(self.played) > self.breaks:
-            raise RuntimeError("not as it was")
-        self.at += int(action)
-        return self.seen(), 1.0, len(self.played) == 50, False, {}
-
-    def seen(self) -> Any:
-        return np.array([self.at], np.float32)
-
-
-class Drifting(Walk):
-    drift = 1.0
-
-
-class Breaking(Walk):
-    breaks = 3
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        found = super().reset(seed=seed, options=options)
-        if not self.played and hasattr(self, "before"):
-            self.breaks = 10**9
-        self.before = True
-        return found
-
-
-def envs_of(algo: PPO) -> list[Any]:
-    return list(algo._base_env.get_sub_environments())
-
-
-def test_the_environments_are_stepped_with_the_same_actions_again(tmp_path: Path) -> None:
-    with PPO(env=Walk, config=SMALL) as algo:
-        trained(algo, 2)
-        algo.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path, env=Walk) as again:
-            assert [env.played for env in envs_of(again)] == [env.played for env in envs_of(algo)]
-            assert all(env.played for env in envs_of(again))
-
-
-@pytest.mark.parametrize("changed", [Drifting, Breaking])
-def test_an_episode_that_comes_out_differently_is_broken_off_and_counted(
-    changed: Any, tmp_path: Path
-) -> None:
-    with PPO(env=Walk, config=SMALL) as algo:
-        trained(algo, 2)
-        algo.save(tmp_path)
-        played = [len(env.played) for env in envs_of(algo)]
-        with PPO.from_checkpoint(tmp_path, env=changed) as again:
-            assert [len(env.played) for env in envs_of(again)] == [played[0], 0, played[2]]
-            result = again.train()
-            assert result["num_episodes_not_resumed"] == 1
-            assert result["num_env_steps_sampled"] == 3 * SMALL["train_batch_size"]
-            again.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path, env=changed) as third:
-            assert third.train()["num_episodes_not_resumed"] == 1 + (changed is Breaking)
-
-
-def test_what_was_paid_in_a_broken_off_episode_does_not_leak_into_the_next(tmp_path: Path) -> None:
-    with PPO(env=Walk, config=SMALL) as algo:
-        trained(algo, 1)
-        algo.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path, env=Drifting) as again:
-            batch = again.sample()["default_policy"]
-            lengths = [len(piece) for piece in batch.split_by_episode()]
-            assert len(lengths) == len(set(batch["eps_id"].tolist()))
-            assert set(batch["rewards"].tolist()) == {1.0}
-            trained(again, 3)
-            assert set(again.train()["hist_stats"]["episode_lengths"]) == {50}
 
 
 def test_sub_environments_that_step_together_begin_anew(tmp_path: Path) -> None:
@@ -136,18 +49,6 @@ def test_another_number_of_sub_environments_begins_anew(tmp_path: Path) -> None:
         algo.save(tmp_path)
         with PPO.from_checkpoint(tmp_path, {"num_envs_per_worker": 5}) as again:
             assert trained(again, 1)["num_episodes_not_resumed"] == ENVS
-
-
-@pytest.mark.parametrize(("env", "lost"), [("CartPole-v1", ENVS), ("tictactoe", 0)])
-def test_without_a_seed_only_what_chance_has_no_part_in_comes_out_the_same(
-    env: str, lost: int, tmp_path: Path
-) -> None:
-    with PPO(env=env, config={**SMALL, "seed": None}) as algo:
-        trained(algo, 2)
-        algo.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path) as again:
-            assert weights_of(again) == weights_of(algo)
-            assert trained(again, 1)["num_episodes_not_resumed"] == lost
 
 
 class Counter(BaseEnv):
@@ -203,86 +104,6 @@ def test_a_base_env_of_ones_own_begins_anew_in_a_new_algorithm_and_not_behind_it
         ):
             algo.restore(tmp_path)
         assert weights_of(algo) == before
-
-
-class Crowd(MultiAgentEnv):
-    """Agents whose ids are objects; no file can hold them."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.observation_space = gym.spaces.Box(0.0, 100.0, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-        self.possible_agents = [frozenset({"a", object}), "plain"]
-
-    def seen(self) -> AgentDict:
-        return {agent: np.array([self.at], np.float32) for agent in self.possible_agents}
-
-    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-        self.at = 0
-        return self.seen(), {}
-
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        over = {ALL: self.at == 30}
-        return self.seen(), dict.fromkeys(self.possible_agents, 1.0), over, {ALL: False}, {}
-
-
-def test_agents_whose_ids_no_file_can_hold_cost_the_running_episodes_only(tmp_path: Path) -> None:
-    with PPO(env=Crowd, config=SMALL) as algo:
-        trained(algo, 2)
-        algo.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path, env=Crowd) as again:
-            assert weights_of(again) == weights_of(algo)
-            assert trained(again, 1)["num_episodes_not_resumed"] == ENVS
-
-
-class Notes(DefaultCallbacks):
-    """Counts env steps in what an episode carries along; "thing" is what no file can hold."""
-
-    thing = False
-
-    def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
-        episode.user_data["steps"] = episode.user_data.get("steps", 0) + 1
-        if self.thing:
-            episode.user_data["thing"] = self
-
-    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
-        episode.custom_metrics["counted"] = episode.user_data["steps"] - episode.length
-
-
-class Things(Notes):
-    thing = True
-
-
-def test_what_callbacks_note_in_an_episode_goes_on_with_it(tmp_path: Path) -> None:
-    with PPO(env="CartPole-v1", config={**SMALL, "callbacks": Notes}) as algo:
-        trained(algo, 2)
-        algo.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path, {"callbacks": Notes}) as again:
-            result = trained(again, 3)
-            trained(algo, 3)
-            assert weights_of(again) == weights_of(algo)
-    assert result["num_episodes_not_resumed"] == 0
-    assert result["custom_metrics"] == {"counted_mean": 0.0, "counted_min": 0.0, "counted_max": 0.0}
-
-
-def test_a_note_that_no_file_can_hold_costs_its_episode(tmp_path: Path) -> None:
-    with PPO(env="CartPole-v1", config={**SMALL, "callbacks": Things}) as algo:
-        trained(algo, 2)
-        algo.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path, {"callbacks": Things}) as again:
-            assert trained(again, 2)["num_episodes_not_resumed"] in range(1, ENVS + 1)
-
-
-def test_episodes_of_a_mapping_that_has_changed_are_broken_off(tmp_path: Path) -> None:
-    with PPO(env="tictactoe", config=SMALL) as algo:
-        trained(algo, 1)
-        algo.add_policy("a", policy_mapping_fn=lambda *args, **kwargs: "a")
-        algo.add_policy("b", policy_mapping_fn=by_seat)
-        algo.save(tmp_path)
-        running = len(algo._sampler.running)
-        with PPO.from_checkpoint(tmp_path, policy_mapping_fn=by_seat) as again:
-            assert trained(again, 1)["num_episodes_not_resumed"] == running
 
 
 class Saving(DefaultCallbacks):

@@ -8,7 +8,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import menv
-from menv import MultiAgentEnv, Policy, export_onnx, register_env
+from menv import Policy, export_onnx
 from menv.algorithms import DQN, PPO, QMIX, Algorithm, ModelConfig, MultiAgentConfig
 from menv.algorithms.config.read_config import read_config
 from menv.algorithms.config.stored_config import restored_config, stored_config
@@ -300,48 +300,6 @@ def test_settings_of_an_environment_that_name_a_module_are_given_again(canary: P
 
 
 LONG = "x" * 300
-
-
-class Pair(MultiAgentEnv):
-    """Two agents, whose ids are made by a function, play 7 steps."""
-
-    def __init__(self, make_id: Callable[[str], Any]) -> None:
-        self.possible_agents = [make_id("a"), make_id("b")]
-        box = gym.spaces.Box(-1, 1, (2,), np.float32)
-        self.observation_spaces = dict.fromkeys(self.possible_agents, box)
-        self.action_spaces = dict.fromkeys(self.possible_agents, gym.spaces.Discrete(2))
-        self.at = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.at = 0
-        return {agent: np.zeros(2, np.float32) for agent in self.possible_agents}, {}
-
-    def step(self, action_dict: Any) -> Any:
-        self.at += 1
-        over = self.at == 7
-        obs = {agent: np.full(2, 0.1 * self.at, np.float32) for agent in action_dict}
-        return (
-            obs,
-            {agent: float(action_dict[agent]) for agent in obs},
-            {"__all__": over},
-            {"__all__": False},
-            {},
-        )
-
-
-@pytest.mark.parametrize("make_id", [str, np.str_, np.int64])
-def test_ids_of_numpy_resume_as_those_of_python_do(make_id: Any, tmp_path: Path) -> None:
-    register_env(
-        "a pair", lambda context: Pair(make_id if make_id is not np.int64 else lambda one: np.int64(ord(one)))
-    )
-    with PPO(env="a pair", config=SMALL) as algo:
-        algo.train()
-        algo.save(tmp_path)
-        expected = algo.train()
-    with PPO.from_checkpoint(tmp_path) as again:
-        result = again.train()
-    assert result["digest"] == expected["digest"]
-    assert result["num_episodes_not_resumed"] == 0
 
 
 def test_a_string_of_numpy_is_plain_wherever_it_stands() -> None:

@@ -89,6 +89,7 @@ def test_a_restore_that_was_broken_off_has_to_come_to_its_end_before_anything_el
     with DQN(env=Shut, config=REPLAYED) as algo:
         algo.train()
         algo.save(tmp_path)
+        algo.restore(tmp_path)
         expected = algo.train()["digest"]
         Shut.shut = True
         try:
@@ -116,8 +117,6 @@ def test_a_restore_that_was_broken_off_has_to_come_to_its_end_before_anything_el
     ("state.json", ["agent_steps_trained"], "", "expected integers from 0"),
     ("state.json", ["metrics", "episodes_total"], [], "expected integers from 0"),
     ("state.json", ["metrics", "before"], [[1.0, 9, {"o": 1.0}, [], {}, {}, {}]], "cannot be restored"),
-    ("state.json", ["sampler", "episodes", 0, "episode", "agent_rewards"], {"only": 1.0}, "cannot be restored"),
-    ("state.json", ["sampler", "episodes", 0, "episode", "open"], {"agent0": "much"}, "cannot be restored"),
 ])  # fmt: skip
 def test_what_somebody_made_up_with_right_hashes_is_refused_in_one_line(
     name: str, keys: list[Any], value: Any, said: str, tmp_path: Path

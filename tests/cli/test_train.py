@@ -144,40 +144,6 @@ def test_each_agent_has_a_policy_of_its_name_and_a_resumed_run_has_them_too(
     assert told[-1] == {"saved": "run/checkpoints/000003"}
 
 
-def test_a_run_that_was_resumed_is_the_one_that_was_not_interrupted(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = results(
-        capsys,
-        "tictactoe",
-        "--policies",
-        "per-agent",
-        *SMALL,
-        "--config",
-        "seed=3",
-        "--stop",
-        "training_iteration=4",
-    )
-    main(
-        [
-            "train",
-            "tictactoe",
-            "--policies",
-            "per-agent",
-            *SMALL,
-            "--config",
-            "seed=3",
-            "--stop",
-            "training_iteration=2",
-            "--run-dir",
-            "run",
-        ]
-    )
-    capsys.readouterr()
-    rest = results(capsys, "--resume", "run", "--stop", "training_iteration=4")
-    assert [one["digest"] for one in rest[:2]] == [one["digest"] for one in whole[2:]]
-
-
 @pytest.mark.slow
 def test_a_bound_that_is_reached_already_trains_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str]

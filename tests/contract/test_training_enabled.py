@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -321,27 +320,6 @@ def test_a_worker_warns_through_the_driver() -> None:
         algo.sample()
         with pytest.warns(EnvFaultWarning, match="after 3 timesteps"):
             algo.sample()
-
-
-class Seeded(Solo):
-    """Whether a policy may learn from an episode depends on its seed."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        assert seed is not None
-        self.course.episode = seed % 500
-        return super().reset()
-
-
-def test_a_resumed_run_still_excludes_a_trajectory_that_runs(tmp_path: Path) -> None:
-    config = {"rollout_fragment_length": 8, "train_batch_size": 8, "env_config": {"at": 0}, "seed": 0}
-    with PPO(env=Seeded, config=config) as algo:
-        algo.sample()
-        folder = algo.save(tmp_path)
-        rows, digest = [rows_of(algo.sample()) for _ in range(4)], algo.train()["digest"]
-    assert 0 < sum(sum(part.values()) for part in rows) < 32
-    with PPO.from_checkpoint(folder, config={"env": Seeded}) as again:
-        assert [rows_of(again.sample()) for _ in range(4)] == rows
-        assert again.train()["digest"] == digest
 
 
 @pytest.mark.parametrize(

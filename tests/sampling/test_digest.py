@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -303,23 +302,3 @@ def test_each_life_of_an_agent_has_a_key_of_its_own_that_is_the_same_in_every_ep
     assert len(set(first)) == len(first) == 3
     assert all(sorted(other) == sorted(first) for other in others)
     assert len(others) == 2
-
-
-@pytest.mark.slow_unless("3", "6")
-@pytest.mark.parametrize("length", [3, 4, 5, 6])
-def test_a_run_that_goes_on_in_the_middle_of_an_agents_lives_has_the_same_digest(
-    length: int, tmp_path: Path
-) -> None:
-    def env(context: Any) -> Any:
-        return ScriptedEnv(LIVES, context.vector_index, salt=True)
-
-    config = {
-        "seed": 4, "num_envs_per_worker": 2, "rollout_fragment_length": length, "train_batch_size": 2 * length,
-        "sgd_minibatch_size": 2 * length, "num_sgd_iter": 1, "inference": "onnx",
-    }  # fmt: skip
-    with PPO(env=env, config=config) as algo:
-        algo.train()
-        algo.save(tmp_path)
-        whole = [algo.train()["digest"] for _ in range(3)]
-    with PPO.from_checkpoint(tmp_path, env=env) as again:
-        assert [again.train()["digest"] for _ in range(3)] == whole

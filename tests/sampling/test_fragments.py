@@ -19,9 +19,9 @@ from menv.base_env import ALL
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch, TrajectorySlices
-from menv.sampling import episode_checkpoint
+from menv.sampling import crash_record
+from menv.sampling.crash_record import CrashRecorder
 from menv.sampling.custom_policies import CustomPolicyStrategy
-from menv.sampling.episode_checkpoint import EpisodeCheckpoint
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
@@ -342,9 +342,9 @@ def test_memory_stays_flat_over_a_hundred_thousand_lives(new_ids: bool) -> None:
 Chunk = tuple[int, int, list[int]]
 
 
-def recorder() -> EpisodeCheckpoint:
+def recorder() -> CrashRecorder:
     nothing: Any = None
-    return EpisodeCheckpoint(nothing, nothing, nothing, nothing, nothing)
+    return CrashRecorder(nothing, to_base_env(SoloGym(SOLO)).replayable, nothing, nothing)
 
 
 def batch(*chunks: Chunk, first: int = 0) -> SampleBatch:
@@ -359,47 +359,47 @@ def batch(*chunks: Chunk, first: int = 0) -> SampleBatch:
     return SampleBatch({SampleBatch.OBS: obs, SampleBatch.ACTIONS: actions}, TrajectorySlices(**columns))
 
 
-def recorded(log: EpisodeCheckpoint, episode: int) -> dict[int, list[int]] | None:
+def recorded(log: CrashRecorder, episode: int) -> dict[int, list[int]] | None:
     found = log.actions_of(episode)
     return None if found is None else {agent: actions.tolist() for agent, actions in found.items()}
 
 
 def test_each_agent_has_its_actions_in_order_over_fragments_and_lives() -> None:
     log = recorder()
-    log.record([batch((7, 0, [1, 2]), (7, 0, [3]), (8, 0, [9]))], [7, 8])
-    log.record([batch((7, 1, [5]), first=3)], [7, 8])
-    log.record([batch((7, 0, [4]), (8, 0, [8]), first=4)], [7, 8])
+    log.fragment_closed([batch((7, 0, [1, 2]), (7, 0, [3]), (8, 0, [9]))], [7, 8])
+    log.fragment_closed([batch((7, 1, [5]), first=3)], [7, 8])
+    log.fragment_closed([batch((7, 0, [4]), (8, 0, [8]), first=4)], [7, 8])
     assert recorded(log, 7) == {0: [1, 2, 3, 4], 1: [5]}
     assert recorded(log, 8) == {0: [9, 8]}
 
 
 def test_chunks_are_in_their_order_whichever_batch_they_are_in() -> None:
     log = recorder()
-    log.record([batch((7, 0, [3]), (7, 1, [9]), (7, 0, [6]), first=1), batch((7, 0, [1, 2]))], [7])
-    log.record([batch((7, 0, [8]), first=4)], [7])
+    log.fragment_closed([batch((7, 0, [3]), (7, 1, [9]), (7, 0, [6]), first=1), batch((7, 0, [1, 2]))], [7])
+    log.fragment_closed([batch((7, 0, [8]), first=4)], [7])
     assert recorded(log, 7) == {0: [1, 2, 3, 6, 8], 1: [9]}
 
 
 def test_episodes_that_have_ended_are_dropped() -> None:
     log = recorder()
-    log.record([batch((7, 0, [1, 2]), (8, 0, [9]))], [8])
+    log.fragment_closed([batch((7, 0, [1, 2]), (8, 0, [9]))], [8])
     assert recorded(log, 8) == {0: [9]}
     assert recorded(log, 7) == {}
 
 
 def test_recorded_actions_do_not_change_with_the_batch() -> None:
     log, given = recorder(), batch((7, 0, [1, 2]))
-    log.record([given], [7])
+    log.fragment_closed([given], [7])
     given[SampleBatch.ACTIONS][:] = 0
     assert recorded(log, 7) == {0: [1, 2]}
 
 
 def test_an_episode_that_is_too_long_is_dropped_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episode_checkpoint, "LONGEST", 3)
+    monkeypatch.setattr(crash_record, "LONGEST", 3)
     log = recorder()
-    log.record([batch((7, 0, [1, 2]), (7, 1, [1, 2]), (8, 0, [1, 2, 3]))], [7, 8])
-    log.record([batch((7, 0, [5]))], [7, 8])
+    log.fragment_closed([batch((7, 0, [1, 2]), (7, 1, [1, 2]), (8, 0, [1, 2, 3]))], [7, 8])
+    log.fragment_closed([batch((7, 0, [5]))], [7, 8])
     assert recorded(log, 7) is None
     assert recorded(log, 8) == {0: [1, 2, 3]}
-    log.record([], [8])
+    log.fragment_closed([], [8])
     assert recorded(log, 7) == {}

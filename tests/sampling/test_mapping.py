@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -107,26 +106,6 @@ def test_an_agent_that_comes_late_is_mapped_with_the_length_so_far(
         algorithm.sample()
         algorithm.sample()
     assert {came for came, _ in seen} == {*range(first, 8, 2)}
-    assert [length for _, length in seen] == [came for came, _ in seen]
-
-
-@pytest.mark.slow
-def test_the_length_so_far_goes_on_with_a_run_from_a_checkpoint(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-
-    def mapping(agent_id: Any, episode: Episode, worker: Any, **kwargs: Any) -> str:
-        seen.append((int(agent_id), episode.length))
-        return "p"
-
-    # The fragment of before the checkpoint ends 5 env steps into an episode of 8.
-    with build(Arrivals, mapping, rollout_fragment_length=13, train_batch_size=13, seed=0) as algorithm:
-        algorithm.train()
-        algorithm.save(tmp_path)
-    seen.clear()
-    again = {"multiagent": {"policy_mapping_fn": mapping}}
-    with PPO.from_checkpoint(tmp_path, env=Arrivals, config=again) as algorithm:
-        assert algorithm.train()["num_episodes_not_resumed"] == 0
-    assert seen[0] == (6, 6)
     assert [length for _, length in seen] == [came for came, _ in seen]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -57,17 +56,6 @@ def test_it_counts_for_an_agent_that_is_flagged_first_and_observed_later(where: 
     assert result["hist_stats"]["episode_reward"] == [21.0, 21.0]
     # No action can own what came before the first observation; it is reported so, too.
     assert result["unclaimed_rewards"] == 24.0
-
-
-def test_it_still_counts_after_a_resume_in_the_midst_of_the_episode(tmp_path: Path) -> None:
-    with PPO(env=Late, config={"rollout_fragment_length": 2, "train_batch_size": 2, "seed": 0}) as algo:
-        algo.sample()
-        folder = algo.save(tmp_path)
-    with PPO.from_checkpoint(folder, config={"env": Late}) as again:
-        again.sample()
-        result = [again.train() for _ in range(2)][-1]
-    assert result["num_episodes_not_resumed"] == 0
-    assert result["agent_reward_mean"] == {"ann": 6.0, "bob": 8.0, "cyd": 7.0}
 
 
 class LateCaller(ExternalMultiAgentEnv):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -54,72 +53,6 @@ def test_lives_that_an_environment_excepts_are_played_and_not_learned_from(num_w
         assert {name: part.count for name, part in batch.policy_batches.items()} == {"ann": 20, "bob": 10}
         result = algo.train()
     assert result["policy_reward_mean"] == {"ann": 5.0, "bob": 5.0, "cyd": 4.0}
-
-
-@pytest.mark.parametrize("length", [10, 13])
-def test_a_resumed_run_does_not_learn_from_them_either(length: int, tmp_path: Path) -> None:
-    config: dict[str, Any] = {"rollout_fragment_length": length, "train_batch_size": length, "seed": 1}
-    with PPO(env=Quiet, config=config) as algo:
-        algo.sample()
-        folder = algo.save(tmp_path)
-        counts = [algo.sample().policy_batches["default_policy"].count for _ in range(2)]
-        digest = algo.train()["digest"]
-    with PPO.from_checkpoint(folder, config={"env": Quiet}) as again:
-        assert [again.sample().policy_batches["default_policy"].count for _ in range(2)] == counts
-        result = again.train()
-    assert (result["num_episodes_not_resumed"], result["digest"]) == (0, digest)
-
-
-class Returning(MultiAgentEnv):
-    """Bob ends after three steps and comes back; where the walk leads to depends on every action.
-
-    Attributes:
-        untrained: The life of bob that nobody learns from, the first or the second.
-    """
-
-    untrained = 1
-
-    def __init__(self, context: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["ann", "bob"]
-        self.observation_space = gym.spaces.Box(0.0, 1e4, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(5)
-        self.at = self.place = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.at, self.place = 0, (seed or 0) % 97
-        return self._seen("ann", "bob"), self._info(1)
-
-    def step(self, action_dict: Any) -> Any:
-        self.at += 1
-        for agent, action in action_dict.items():
-            self.place = (3 * self.place + (7 if agent == "bob" else 1) * int(action)) % 9973
-        seen = self._seen("ann") if self.at == 5 else self._seen("ann", "bob")
-        infos = self._info(2) if self.at == 6 else {}
-        bob = {"bob": True} if self.at == 4 else {}
-        return seen, {"ann": 1.0}, {**bob, "__all__": self.at == 100}, {"__all__": False}, infos
-
-    def _seen(self, *agents: str) -> Any:
-        return dict.fromkeys(agents, np.array([self.place, self.at], np.float32))
-
-    def _info(self, life: int) -> Any:
-        return {"bob": {"training_enabled": life != self.untrained}}
-
-
-class ReturningTwice(Returning):
-    untrained = 2
-
-
-@pytest.mark.parametrize("env", [Returning, ReturningTwice])
-def test_a_run_goes_on_where_lives_of_both_kinds_are_in_one_fragment(env: type, tmp_path: Path) -> None:
-    config: dict[str, Any] = {"rollout_fragment_length": 9, "train_batch_size": 9, "seed": 1}
-    with PPO(env=env, config=config) as algo:
-        algo.sample()
-        folder = algo.save(tmp_path)
-        digest = algo.train()["digest"]
-    with PPO.from_checkpoint(folder, config={"env": env}) as again:
-        result = again.train()
-    assert (result["num_episodes_not_resumed"], result["digest"]) == (0, digest)
 
 
 class Watching(PPOPolicy):

@@ -72,7 +72,9 @@ def test_a_resumed_run_replaces_the_lines_after_its_checkpoint(tmp_path: Path) -
         algo.learn(stop={"training_iteration": 5}, run_dir=path)
     run = Run(path)
     assert run.progress()["training_iteration"].tolist() == [1, 2, 3, 4, 5]
-    assert [one["digest"] for one in run.results()][:4] == whole
+    digests = [one["digest"] for one in run.results()]
+    assert digests[:2] == whole[:2]
+    assert len({*digests}) == 5
     assert len(run.command.splitlines()) == 2
 
 

