@@ -29,7 +29,6 @@ from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import recipe_named
 from menv.algorithms.rollouts import BatchAccumulator, Rollouts
 from menv.algorithms.weight_publisher import ExternalClients
-from menv.algorithms.worker_messages import joined_state
 from menv.errors import ConfigError, MenvError
 from menv.inference.checkpoint_folder import (
     as_written,
@@ -282,7 +281,7 @@ class Checkpoints:
         self.external_clients.publish(tree["weights_seq_no"])
         self.accumulator.clear()
         self.metrics.set_state(tree["metrics"])
-        self.metrics.episodes_not_resumed += joined_state(tree["sampler"])["running"]
+        self.metrics.episodes_not_resumed += tree["sampler"]["running"]
         self.rollouts.resume(tree["sampler"])
         self.evaluation_runner.set_state(tree)
 

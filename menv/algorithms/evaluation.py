@@ -20,7 +20,7 @@ from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
 from menv.algorithms.rollouts import call_each, new_sampler, tell_envs_created
-from menv.algorithms.worker_messages import PolicyView, WorkerPlacement, joined_state, split_state
+from menv.algorithms.worker_messages import PolicyView, WorkerPlacement, split_state
 from menv.base_env import Column, EnvId, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
@@ -249,9 +249,9 @@ class Evaluation:
         sampler = self._ready()
         if self._placement.worker_index:
             own = sampler.base_env.num_envs
-            tree = split_state(tree, self._workers, own)["workers"][self._placement.worker_index - 1]
+            tree = split_state(tree, self._workers, own)[self._placement.worker_index - 1]
         with self.guard:
-            sampler.resume(joined_state(tree))
+            sampler.resume(tree)
 
     def stop(self) -> None:
         """Close the environments."""

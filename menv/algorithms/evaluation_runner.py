@@ -28,6 +28,7 @@ from menv.algorithms.worker_messages import (
     WorkerSettings,
     check_evaluable,
     create_evaluation_envs,
+    joined_state,
 )
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import ConfigError, ContractError, EnvCrashError
@@ -305,9 +306,7 @@ class EvaluationGroup:
         self._begun = True
         if self._resumed is not None:
             tree, self._resumed = self._resumed, None
-            replaced = tree.get("replaced", ())
-            if len(replaced) == len(workers):
-                workers.stand_in(replaced)
+            workers.stand_in(tree.get("replaced", ()))
             workers.call_all(EvaluationWorker.resume, tree)
         workers.ask_all(EvaluationWorker.follow_and_play, update)
         self._update, self._interrupted = update, False
@@ -364,16 +363,12 @@ class EvaluationGroup:
             return None
         if self._begun:
             self._all_played()
-        # With other policies the next evaluation begins new episodes.
-        states = (
-            self._workers.call_all(EvaluationWorker.state)
-            if self._playing is self._policy_view.policy_map
-            else [None]
-        )
         whole = None
-        if None not in states:
-            replaced = self._workers.replaced
-            whole = {"workers": states, "gone": WorkerCounters().state(), "pieces": 0, "replaced": replaced}
+        # With other policies the next evaluation begins again.
+        if self._playing is self._policy_view.policy_map:
+            states = [one for one in self._workers.call_all(EvaluationWorker.state) if one is not None]
+            if len(states) == len(self._workers):
+                whole = joined_state(states, WorkerCounters(), 0, self._workers.replaced)
         return {"sampler": whole, "metrics": self.metrics.state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -33,6 +33,7 @@ from menv.algorithms.worker_messages import (
     WorkerCounters,
     check_input_settings,
     create_envs,
+    joined_state,
     split_state,
 )
 from menv.base_env import AgentId, Column
@@ -400,15 +401,11 @@ class RemoteRollouts:
         self._follow_again()
         self.discard_prefetched()
         states = self._call_all(RolloutWorker.state)
-        past_counters = WorkerCounters.sum((self._past_counters, *(queue.before for queue in self._queues)))
+        past = WorkerCounters.sum((self._past_counters, *(queue.before for queue in self._queues)))
+        total = WorkerCounters.sum((past, *map(WorkerCounters.of, states)))
         absent = self.workers.absent
         replaced = [times for index, times in enumerate(self.workers.replaced) if index not in absent]
-        return {
-            "workers": states,
-            "gone": past_counters.state(),
-            "pieces": self._unrolls,
-            "replaced": replaced,
-        }
+        return joined_state(states, total, self._unrolls, replaced)
 
     @locked
     def check_restartable(self) -> None:
@@ -427,16 +424,13 @@ class RemoteRollouts:
 
     @locked
     def resume(self, tree: Mapping[str, Any]) -> None:
-        tree = split_state(tree, len(self.workers), self._each)
-        self._past_counters, self._unrolls = WorkerCounters.of(tree["gone"]), tree["pieces"]
-        # States of another layout do not have it.
-        self.workers.stand_in(tree.get("replaced", [0] * len(self.workers)))
+        self._past_counters, self._unrolls = WorkerCounters.of(tree), tree["pieces"]
+        self.workers.stand_in(tree.get("replaced", ()))
         self.workers.present()
-        for index, state in enumerate(tree["workers"]):
+        for index, state in enumerate(split_state(tree, len(self.workers), self._each)):
             self._call(index, RolloutWorker.resume, state)
             # A new queue: workers that were lost before this answer do not count.
             queue = self._queues[index] = FragmentQueue()
-            queue.counters = WorkerCounters.of(state)
             if index in self.workers.absent:
                 # It resumes nothing and must sample other numbers.
                 queue.lose()

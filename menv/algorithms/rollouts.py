@@ -25,7 +25,6 @@ from menv.algorithms.worker_messages import (
     WorkerPlacement,
     env_context,
     input_context,
-    joined_state,
     make_fragment_limit,
     network_policies,
 )
@@ -211,10 +210,9 @@ class LocalRollouts:
 
     def resume(self, tree: Mapping[str, Any]) -> None:
         """Begin new episodes where `state` left off."""
-        tree = joined_state(tree)
         if self._config.seed is not None:
             # Environments must not repeat random numbers.
-            rng.seed_process(self._seed, self._placement.worker_index, tree["env_steps"])
+            rng.seed_process(self._seed, self._placement.worker_index, int(tree["steps"].sum()))
         with self.guard:
             self.sampler.resume(tree)
 

@@ -354,8 +354,8 @@ class WorkerGroup:
         return bool(busy)
 
     def stand_in(self, replaced: Sequence[int]) -> None:
-        """Let each worker sample as one that was replaced so often."""
-        for index, times in enumerate(replaced):
+        """Let each worker sample as one that was replaced so often; those of another number of workers do not count."""
+        for index, times in enumerate(replaced if len(replaced) == len(self) else [0] * len(self)):
             # Its environments got their seeds when they were created.
             if times or self.replaced[index]:
                 self.replaced[index] = times

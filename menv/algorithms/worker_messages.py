@@ -400,27 +400,27 @@ class Fragment(NamedTuple):
     timers: Timers
 
 
-def joined_state(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of a run's samplers as the state of one."""
-    if "workers" not in tree:
-        return tree
-    workers: Sequence[Tree] = tree["workers"]
-    total = WorkerCounters.sum(map(WorkerCounters.of, (tree["gone"], *workers)))
+def joined_state(
+    workers: Sequence[Tree], total: WorkerCounters, pieces: int, replaced: Sequence[int]
+) -> Tree:
+    """Return the states of workers as the state of one sampler.
+
+    `total` holds the counters of the run, `replaced` how often each worker was replaced.
+    """
+    none = np.zeros(0, np.int64)
     return {
         **total.state(),
         "running": sum(one["running"] for one in workers),
-        "pieces": tree["pieces"],
-        "steps": np.concatenate([one["steps"] for one in workers]),
-        "begun": np.concatenate([one["begun"] for one in workers]),
+        "pieces": pieces,
+        "steps": np.concatenate([none, *(one["steps"] for one in workers)]),
+        "begun": np.concatenate([none, *(one["begun"] for one in workers)]),
+        "replaced": list(replaced),
     }
 
 
-def split_state(tree: Mapping[str, Any], count: int, each: int) -> Mapping[str, Any]:
-    """Return the state of a run's samplers as that of `count` workers with `each` sub-environments."""
-    if "workers" in tree and [len(one["steps"]) for one in tree["workers"]] == [each] * count:
-        return tree
-    whole = joined_state(tree)
-    steps, begun = whole["steps"], whole["begun"]
+def split_state(tree: Mapping[str, Any], count: int, each: int) -> list[Tree]:
+    """Return the state of one sampler as that of `count` workers with `each` sub-environments and no counters."""
+    steps, begun = tree["steps"], tree["begun"]
     if len(steps) != count * each:
         # Other sub-environments: none may repeat a random number of the old ones.
         steps = np.full(count * each, steps.max(initial=0))
@@ -428,5 +428,4 @@ def split_state(tree: Mapping[str, Any], count: int, each: int) -> Mapping[str, 
         begun = np.full(len(steps), begun.max(initial=0))
     empty = {**WorkerCounters().state(), "pieces": 0}
     shares = zip(np.split(steps, count), np.split(begun, count), strict=True)
-    workers = [{**empty, "steps": own_steps, "begun": own_begun} for own_steps, own_begun in shares]
-    return {"workers": workers, "gone": WorkerCounters.of(whole).state(), "pieces": whole["pieces"]}
+    return [{**empty, "steps": own_steps, "begun": own_begun} for own_steps, own_begun in shares]
