@@ -258,12 +258,8 @@ def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     for name, entry in manifest["files"].items():
         path = folder / name
         if not path.is_file():
-            raise ConfigError(
-                f"{path}: missing, expected a file of {entry['bytes']} bytes; load another checkpoint"
-            )
-        if path.stat().st_size != entry["bytes"]:
-            raise _damaged(path, f"{path.stat().st_size} instead of {entry['bytes']} bytes")
-        if _sha256(path) != entry["sha256"]:
+            raise _damaged(path, "missing")
+        if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
             raise _damaged(path, "changed bytes")
     return {name: _read(folder / name) for name in manifest["files"]}
 
@@ -354,7 +350,7 @@ def read_checkpoint(path: object, read: Callable[[Path], T]) -> T:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"checkpoint {str(root)!r}: {error}, expected a checkpoint that stays while it is read; load another"
+                f"checkpoint {str(root)!r}: {error}, expected one that stays while it is read; load another"
             ) from error
     raise AssertionError
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import itertools
 import json
 import os
 import secrets
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -37,21 +36,18 @@ from menv.connectors.pipeline import (
     ActionConnectorPipeline,
     AgentConnectorPipeline,
     PolicyConnectors,
-    action_pipeline,
     action_plan,
-    agent_pipeline,
 )
 from menv.errors import ConfigError, UnknownNameError
 from menv.inference.acting_graphs import GraphKind, StoredGraphs
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import Floats, check_weights
-from menv.inference.connector_path import plain
 from menv.inference.golden import MOST_ROWS, answer, difference, golden_backend, make_golden
 from menv.inference.model_check import refuse_unsafe_model
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy
 from menv.inference.onnx_backend import OnnxBackend
 from menv.policy_spec import check_policy_id
-from menv.serialization import HEADER_SIZE, SpaceDecoder, check_header, read_json, space_to_json
+from menv.serialization import SpaceDecoder, check_header, read_json, space_to_json
 
 FORMAT = 1
 """Version of the layout: raised whenever older versions could not read it."""
@@ -205,13 +201,7 @@ def sync(path: Path) -> None:
 
 
 _GRAPHS: dict[GraphKind, str] = {"act": ACTING, "greedy": GREEDY, "evaluate": EVALUATE}
-_PREPROCESSOR, _NORMALIZE, _CLIP = "ObsPreprocessor", "NormalizeActions", "ClipActions"
-_FULL_NAMES = {
-    _PREPROCESSOR: "ObsPreprocessorConnector",
-    _NORMALIZE: "NormalizeActionsConnector",
-    _CLIP: "ClipActionsConnector",
-}
-"""Short names of the default connectors in a manifest, and their registered names."""
+_CONNECTORS = "agent_connectors", "action_connectors"
 _Listed: TypeAlias = list[tuple[Annotated[str, Meta(max_length=200)], Any]]
 _Size: TypeAlias = Annotated[int, Meta(gt=0, le=1 << 24)]
 P = TypeVar("P", AgentConnectorPipeline, ActionConnectorPipeline)
@@ -281,9 +271,9 @@ def load_into(policy: NetworkPolicy, manifest: Mapping[str, Any], files: Mapping
     """Give a policy the weights and the connectors of one with the same network; the hashes have been checked."""
     check_header(files[WEIGHTS])
     policy.set_weights(load(files[WEIGHTS]))
-    connectors = manifest["agent_connectors"], manifest["action_connectors"]
-    if [name for name, _ in connectors[0]] != [_PREPROCESSOR]:
-        policy.set_connectors_state(connectors)
+    own, stored = policy.networks.connectors[policy.index], [manifest[kind] for kind in _CONNECTORS]
+    if json.dumps([own.agent.to_state()[1], own.action.to_state()[1]]) != json.dumps(stored):
+        policy.set_connectors_state(stored)
 
 
 def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> NetworkPolicy:
@@ -315,8 +305,8 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         ) from error
     if wrong:
         raise ConfigError(
-            f"{where}/{GOLDEN}: {wrong}, expected the outputs from when it was written with {_with(manifest)}; "
-            f"here it is {_versions()}: install those versions, or export the policy again"
+            f"{where}/{GOLDEN}: {wrong}, expected the outputs from when it was written; install the versions that "
+            f"'written_with' in {MANIFEST} names, instead of {_versions()}, or export the policy again"
         )
     policy = NetworkPolicy(networks, 0, {}, read.seed)
     policy.explore = manifest.get("explore") is not False
@@ -326,19 +316,12 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
 def _manifest(policy: NetworkPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
     networks = policy.networks
     own = networks.connectors[policy.index]
-    usual = plain(own, networks.built)
     return {
         "policy_id": policy.policy_id,
         "observation_space": space_to_json(networks.observation_space),
         "action_space": space_to_json(networks.action_space),
-        "agent_connectors": [[_PREPROCESSOR, {}]] if usual else own.agent.to_state()[1],
-        "action_connectors": [
-            [name, {}]
-            for name, wanted in ((_NORMALIZE, networks.output.normalize), (_CLIP, networks.output.clip))
-            if wanted
-        ]
-        if usual
-        else own.action.to_state()[1],
+        "agent_connectors": own.agent.to_state()[1],
+        "action_connectors": own.action.to_state()[1],
         "head": networks.backend.head.to_json(),
         "mask_width": networks.preprocess.mask_width,
         "row_width": networks.row_width,
@@ -377,7 +360,10 @@ def _networks(manifest: _Manifest, files: Mapping[str, bytes], where: str) -> Ne
     ctx = ConnectorContext(
         {}, states, observation_space, action_space, is_policy_recurrent=bool(states), marked=marked
     )
-    connectors = _connectors(manifest, ctx, where)
+    connectors = PolicyConnectors(
+        _restored(AgentConnectorPipeline, ctx, manifest.agent_connectors, f"{where}: agent_connectors"),
+        _restored(ActionConnectorPipeline, ctx, manifest.action_connectors, f"{where}: action_connectors"),
+    )
     plan = action_plan(connectors.action)
     output = ActionOutput(action_space, normalize=plan.normalize, clip=plan.clip)
     _require(where, "head", _fits(head, output.space))
@@ -412,22 +398,9 @@ def _widens_to(connectors: PolicyConnectors, space: gym.Space[Any], width: int) 
     return not known or connectors.agent.space(space, 0)[1] == width
 
 
-def _connectors(manifest: _Manifest, ctx: ConnectorContext, where: str) -> PolicyConnectors:
-    """Return the pipelines of a policy."""
-    agent, action = manifest.agent_connectors, manifest.action_connectors
-    names = [name for name, _ in action]
-    if [name for name, _ in agent] == [_PREPROCESSOR] and set(names) <= {_NORMALIZE, _CLIP}:
-        built = action_pipeline(ctx, normalize=_NORMALIZE in names, clip=_CLIP in names)
-        return PolicyConnectors(agent_pipeline(ctx), built)
-    return PolicyConnectors(
-        _restored(AgentConnectorPipeline, ctx, agent, f"{where}: agent_connectors"),
-        _restored(ActionConnectorPipeline, ctx, action, f"{where}: action_connectors"),
-    )
-
-
 def _restored(kind: type[P], ctx: ConnectorContext, listed: _Listed, where: str) -> P:
     try:
-        return kind.from_state(ctx, [(_FULL_NAMES.get(name, name), params) for name, params in listed])
+        return kind.from_state(ctx, listed)
     except UnknownNameError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -453,17 +426,9 @@ def _versions() -> dict[str, str]:
     return {"menv": menv.__version__, **{name: importlib.metadata.version(name) for name in names}}
 
 
-def _with(manifest: Mapping[str, Any]) -> str:
-    versions: Any = manifest.get("written_with")
-    pairs: Sequence[Any] = list(versions.items()) if isinstance(versions, dict) else []
-    texts = (f"{name} {version}" for name, version in itertools.islice(pairs, 5))
-    return ", ".join("".join(filter(str.isprintable, one))[:60] for one in texts)
-
-
 Array = npt.NDArray[Any]
 
-_BUNDLE, _WEIGHTS = "packed policy", "packed weights"
-_HASH = "sha256"
+_BUNDLE = "packed policy"
 _PACK_AGAIN = "ask for it again"
 
 
@@ -501,8 +466,6 @@ def _unpacked(blob: bytes) -> dict[str, bytes]:
             if any(entry.file_size > _most_bytes(name) for name, entry in entries.items()):
                 raise ValueError("larger files than a policy has")
             return {name: archive.read(entry) for name, entry in entries.items()}
-    except ConfigError:
-        raise
     except Exception as error:
         # zipfile raises errors of many kinds for damaged archives.
         raise ConfigError(
@@ -512,25 +475,19 @@ def _unpacked(blob: bytes) -> dict[str, bytes]:
 
 
 def pack_weights(policy: NetworkPolicy) -> bytes:
-    """Return a policy's weights as safetensors, with a hash among their metadata."""
-    weights = {name: np.ascontiguousarray(value) for name, value in policy.get_weights().items()}
-    return save(weights, {_HASH: weights_hash(weights)})
+    """Return a policy's weights as safetensors."""
+    return save({name: np.ascontiguousarray(value) for name, value in policy.get_weights().items()})
 
 
 def unpack_weights(blob: bytes) -> dict[str, Array]:
     """Return the weights in what `pack_weights` returned, for `policy.set_weights`."""
     try:
         check_header(blob)
-        weights: dict[str, Array] = load(blob)
-        size = int.from_bytes(blob[:HEADER_SIZE], "little")
-        metadata = json.loads(blob[HEADER_SIZE : HEADER_SIZE + size]).get("__metadata__") or {}
+        return dict(load(blob))
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{_WEIGHTS}: {len(blob)} bytes are no safetensors, expected what pack_weights returned; {_PACK_AGAIN}"
+            f"packed weights: {len(blob)} bytes are no safetensors, expected what pack_weights returned; {_PACK_AGAIN}"
         ) from error
-    if metadata.get(_HASH) != weights_hash(weights):
-        raise ConfigError(f"{_WEIGHTS}: the sha256 differs, expected unchanged weights; {_PACK_AGAIN}")
-    return weights
 
 
 def weights_hash(weights: Mapping[str, Array]) -> str:

@@ -62,16 +62,14 @@ class EpisodeWatcher:
         open: The trajectories that are being recorded, by slot.
     """
 
-    def __init__(
-        self,
-        base_env: Adapter,
-        spaces_of: Callable[[AgentId], tuple[Any, Any]],
-        env: str = "",
-        env_spec: str = "",
-    ) -> None:
+    def __init__(self, base_env: Adapter, env: Any, name: str = "") -> None:
         self.finished: dict[int, list[RecordedEpisode]] = {}
         self.open: dict[int, OpenTrajectory] = {}
-        self._created, self._spaces_of, self._env = base_env.replayable, spaces_of, (env, env_spec)
+        self._created, spec = base_env.replayable, getattr(env, "spec", None)
+        known = getattr(spec, "id", None) or type(getattr(env, "unwrapped", env)).__name__
+        # The spec of a vector environment makes many at once.
+        self._env = name or str(known), spec_as_json(spec) if isinstance(env, gym.Env) else ""
+        self._spaces: list[Any] = [AgentSpaces(env, kind) for kind in ("observation", "action")]
         # By index of the sub-environment: its env steps at the reset, its seed, and what happened since.
         self._running: dict[int, _Running] = {}
         for method, watch in (("poll", self._poll), ("send_actions", self._send_actions)):
@@ -138,30 +136,13 @@ class EpisodeWatcher:
             obs, one.actions[:count], np.array(rewards[1 : count + 1], np.float64), end.terminated, end.truncated,
             env_t=np.array(one.env_t),
         )  # fmt: skip
-        trajectory = RecordedTrajectory(one.agent_id, steps, *self._spaces_of(one.agent_id))
-        self._episode(one.env_index, ready)[2].append(replace(trajectory, policy_id=one.policy_id))
+        obs_space, action_space = (known.found(one.agent_id) for known in self._spaces)
+        trajectory = RecordedTrajectory(one.agent_id, steps, obs_space, action_space, one.policy_id)
+        self._episode(one.env_index, ready)[2].append(trajectory)
 
     def _add_unclaimed(self, index: int, agent_id: AgentId, reward: float, ready: Ready) -> None:
         own = self._episode(index, ready)[3]
         own[agent_id] = own.get(agent_id, 0.0) + reward
-
-
-def _with_policies(episode: RecordedEpisode, policy_of: Callable[[AgentId], str]) -> RecordedEpisode:
-    trajectories = [replace(one, policy_id=policy_of(one.agent_id)) for one in episode.trajectories]
-    return replace(episode, trajectories=trajectories)
-
-
-def _spaces_of(env: Any) -> Callable[[AgentId], tuple[Any, Any]]:
-    observations, actions = AgentSpaces(env, "observation"), AgentSpaces(env, "action")
-    return lambda agent: (observations.found(agent), actions.found(agent))
-
-
-def _known_as(env: Any) -> tuple[str, str]:
-    """Return the id of a gymnasium environment and its spec as JSON, or the name of its class and ""."""
-    spec = getattr(env, "spec", None)
-    name = str(getattr(spec, "id", None) or type(getattr(env, "unwrapped", env)).__name__)
-    # The spec of a vector environment makes many at once.
-    return name, spec_as_json(spec) if isinstance(env, gym.Env) else ""
 
 
 class RecordCallbacks(DefaultCallbacks):
@@ -186,8 +167,8 @@ class RecordCallbacks(DefaultCallbacks):
     ) -> None:
         """Watch the environments of this process before their first poll."""
         if not env_context.in_evaluation and worker.base_env is not self._base_env:
-            self._base_env, env = worker.base_env, sub_environment
-            self._finished = EpisodeWatcher(worker.base_env, _spaces_of(env), *_known_as(env)).finished
+            self._base_env = worker.base_env
+            self._finished = EpisodeWatcher(worker.base_env, sub_environment).finished
 
     def on_episode_start(self, *, base_env: Any, **kwargs: Any) -> None:
         """Refuse environments that show no sub-environments."""
@@ -201,7 +182,10 @@ class RecordCallbacks(DefaultCallbacks):
         """Keep an episode until the fragment is complete."""
         if base_env is self._base_env:
             for one in self._finished.pop(env_index, ()):
-                self._episodes.append(_with_policies(one, episode.policy_for))
+                own = [
+                    replace(each, policy_id=episode.policy_for(each.agent_id)) for each in one.trajectories
+                ]
+                self._episodes.append(replace(one, trajectories=own))
 
     def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
         """Write the episodes that ended, into the next file that no earlier run or process of this worker wrote."""
@@ -259,8 +243,7 @@ def record(
 
     first = make(0)
     base_env = to_base_env(first, make, count, seed=seed)
-    name, spec = _known_as(first)
-    watcher = EpisodeWatcher(base_env, _spaces_of(first), env if isinstance(env, str) else name, spec)
+    watcher = EpisodeWatcher(base_env, first, env if isinstance(env, str) else "")
     left = [len(range(index, episodes, count)) for index in range(count)]
     found: list[RecordedEpisode] = []
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -10,17 +10,7 @@ import numpy as np
 from menv import MultiAgentEnv
 from menv.algorithms import DQN, PPO
 from menv.algorithms.algorithm import Algorithm
-from tests.bundles.cases import (
-    FOUR,
-    LIMITED,
-    MASKED,
-    MASKED_PICTURE,
-    NESTED,
-    PICTURE,
-    VECTOR,
-    livelier,
-    sample,
-)
+from tests.bundles.cases import CASES, FOUR, MASKED_PICTURE, livelier, sample
 
 STACK = [("FrameStackAgentConnector", {"num_frames": 3})]
 SMALL: dict[str, Any] = {
@@ -35,32 +25,21 @@ LEARNING: dict[type[Algorithm], dict[str, Any]] = {
         "num_steps_sampled_before_learning_starts": 8,
     },
 }
-LSTM = {"use_lstm": True, "lstm_cell_size": 5}
-CONV = {"conv_filters": [[4, 3, 2]]}
-
-
-class Stacked(NamedTuple):
-    """One kind of policy."""
-
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any] = FOUR
-    algorithm: type[Algorithm] = PPO
-    settings: dict[str, Any] = {}  # noqa: RUF012 - it is only read
-    model: dict[str, Any] = {}  # noqa: RUF012
-
-
 STACKS = {
-    "vector": Stacked(VECTOR),
-    "nested": Stacked(NESTED, gym.spaces.MultiDiscrete([2, 3], start=[0, 5])),
-    "masked": Stacked(MASKED),
-    "continuous": Stacked(VECTOR, LIMITED),
-    "lstm": Stacked(VECTOR, model=LSTM),
-    "picture": Stacked(PICTURE, model=CONV),
-    "picture of three colours": Stacked(gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), model=CONV),
-    "picture in floats": Stacked(gym.spaces.Box(-1.0, 1.0, (8, 8, 2), np.float32), model=CONV),
-    "masked picture through an lstm": Stacked(MASKED_PICTURE, model={**CONV, **LSTM}),
-    "worth": Stacked(VECTOR, algorithm=DQN),
-    "behind running means": Stacked(VECTOR, settings={"observation_filter": "MeanStdFilter"}),
+    "vector": CASES["mlp"]._replace(action_space=FOUR),
+    **{
+        name: CASES[name]
+        for name in ("nested", "masked", "continuous", "lstm", "picture", "picture in floats", "worth")
+    },
+    "picture of three colours": CASES["picture"]._replace(
+        observation_space=gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    ),
+    "masked picture through an lstm": CASES["picture through an lstm"]._replace(
+        observation_space=MASKED_PICTURE
+    ),
+    "behind running means": CASES["mlp"]._replace(
+        action_space=FOUR, settings={"observation_filter": "MeanStdFilter"}
+    ),
 }
 
 

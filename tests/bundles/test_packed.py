@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from menv.errors import ConfigError
 from menv.inference.policy_bundle import (
@@ -23,7 +22,7 @@ from menv.inference.policy_bundle import (
     policy_from_bytes,
     unpack_weights,
 )
-from tests.bundles.cases import KINDS, algorithm_of, few_kinds, observations, same
+from tests.bundles.cases import algorithm_of, observations, same
 
 
 def answers(policy: Any, shown: list[Any]) -> list[Any]:
@@ -38,22 +37,6 @@ def small() -> tuple[bytes, bytes]:
         return pack_bundle(policy, {"env_steps": 7}), pack_weights(policy)
 
 
-@few_kinds
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_policy_that_was_sent_answers_as_the_one_that_was_packed(kind: str) -> None:
-    with algorithm_of(kind) as algorithm:
-        policy: Any = algorithm.get_policy(next(iter(algorithm.get_weights())))
-        sent = policy_from_bytes(pack_bundle(policy))
-        shown = observations(policy, 9)
-        assert same(answers(sent, shown), answers(policy, shown))
-        for value in (changed := policy.get_weights()).values():
-            value *= 0.5
-        policy.set_weights(changed)
-        assert not same(answers(sent, shown)[1], answers(policy, shown)[1])
-        sent.set_weights(unpack_weights(pack_weights(policy)))
-        assert same(answers(sent, shown), answers(policy, shown))
-
-
 def test_the_folder_of_a_piece_is_what_would_have_been_exported(tmp_path: Path) -> None:
     with algorithm_of("masked") as algorithm:
         policy: Any = algorithm.get_policy()
@@ -62,19 +45,15 @@ def test_the_folder_of_a_piece_is_what_would_have_been_exported(tmp_path: Path) 
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == unpacked(blob)
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(
-    place: int, small: tuple[bytes, bytes]
-) -> None:
-    blob, policy = small[place], policy_from_bytes(small[0])
-    read: Callable[[bytes], Any] = policy_from_bytes if place == 0 else unpack_weights
+def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(small: tuple[bytes, bytes]) -> None:
+    blob, policy = small[0], policy_from_bytes(small[0])
     shown, accepted = observations(policy, 5), 0
     wanted = answers(policy, shown)
     for at in range(len(blob)):
         changed = bytearray(blob)
         changed[at] ^= 1 << at % 8
         try:
-            found = read(bytes(changed))
+            found = policy_from_bytes(bytes(changed))
         except ConfigError as error:
             text = str(error)
             assert text.startswith("packed ")
@@ -82,7 +61,7 @@ def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(
             assert len(text) < 600
             continue
         accepted += 1
-        assert same(answers(found, shown), wanted) if place == 0 else same(found, wanted[1])
+        assert same(answers(found, shown), wanted)
     # White space of JSON and dates in the archive mean nothing.
     assert accepted < len(blob) / 10
 
@@ -142,16 +121,11 @@ def with_header(header: Any, data: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("blob", [
-    save({"w": np.zeros(3, np.float32)}),
-    save({"w": np.zeros(3, np.float32)}, {"sha256": "0" * 64}),
-    save({"w": np.zeros(3, np.float32)}, {"other": "x"}),
     with_header({"w": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}, b"12"),
     with_header({"w": {"dtype": "F32", "shape": [1 << 60], "data_offsets": [0, 4]}}, b"1234"),
     with_header({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}}, b"1234"),
-    with_header({"__metadata__": None}),
     with_header({"__metadata__": {"sha256": 3}}),
     with_header([]),
-    with_header({}),
     struct.pack("<Q", 1 << 63),
     b"",
 ])  # fmt: skip

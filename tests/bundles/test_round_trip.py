@@ -211,8 +211,8 @@ def test_the_manifest_tells_how_the_policy_was_trained_and_what_is_around_the_gr
     manifest = json.loads((folder / "policy.json").read_text("utf-8"))
     assert manifest["trained"] == {"algorithm": "PPO", "env_steps": 64, "iterations": 1}
     assert manifest["policy_id"] == "default_policy"
-    assert manifest["agent_connectors"] == [["ObsPreprocessor", {}]]
-    assert manifest["action_connectors"] == [["NormalizeActions", {}]]
+    assert manifest["agent_connectors"][0] == ["ObsPreprocessorConnector", None]
+    assert ["NormalizeActionsConnector", None] in manifest["action_connectors"]
     assert manifest["written_with"]["menv"] == menv.__version__
 
 

@@ -34,7 +34,7 @@ def loaded_of(algorithm: Any, folder: Path) -> Any:
 
 def played(policies: list[Any], kind: str, explore: bool | None) -> list[list[Any]]:
     """Return what each policy answers along two episodes at a time, which go where the first one leads."""
-    envs = [Herd(*STACKS[kind][:2]) for _ in range(2)]
+    envs = [Herd(*STACKS[kind][1:3]) for _ in range(2)]
     answers: list[list[Any]] = [[] for _ in policies]
     for episode in range(2):
         shown = [env.reset(seed=10 * episode + number)[0] for number, env in enumerate(envs)]
