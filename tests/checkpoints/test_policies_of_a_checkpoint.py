@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ import pytest
 from menv import Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
 from menv.errors import ConfigError, UnknownNameError
-from menv.inference.checkpoint_folder import find_checkpoint, read_manifest, write_checkpoint
+from menv.inference.checkpoint_folder import find_checkpoint
 from tests.bundles.cases import observations, same
+from tests.checkpoints.forged import forge
 from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
 from tests.house.sources import ROOT
 
@@ -55,20 +55,6 @@ def policies(path: Path, policy_ids: Any = None) -> dict[str, Any]:
 def changed(saved: Path, to: Path) -> Path:
     shutil.copytree(saved, to)
     return find_checkpoint(to)
-
-
-def sign(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Write a manifest whose own hash is right again."""
-    manifest = read_manifest(folder)
-    change(manifest)
-    number, rest = (
-        int(folder.name),
-        {key: manifest[key] for key in manifest if key not in ("sha256", "files")},
-    )
-    kept = {path.name: path for path in (folder / "policies").iterdir()}
-    again = write_checkpoint(folder.parent / "again", number, rest, {})
-    for name, path in kept.items():
-        shutil.copytree(path, again / "policies" / name)
 
 
 def test_in_a_process_without_torch_they_answer_as_when_they_were_saved(saved: Path) -> None:
@@ -146,23 +132,19 @@ def test_policies_of_another_iteration_are_not_taken_for_those_of_this_one(
         Policy.from_checkpoint(folder)
 
 
-@pytest.mark.parametrize("change", [
-    lambda m: m["policies"]["a"].update(folder="../../elsewhere"),
-    lambda m: m["policies"]["a"].update(folder=".."),
-    lambda m: m["policies"]["a"].update(folder=""),
-    lambda m: m["policies"]["a"].update(folder="a\0"),
-    lambda m: m["policies"]["a"].update(folder=7),
-    lambda m: m["policies"]["a"].pop("sha256"),
-    lambda m: m.update(policies=["a"]),
-    lambda m: m.update(policies={"a": None}),
-    lambda m: m.update(policies_left_out=None),
+@pytest.mark.parametrize(("keys", "value"), [
+    *((["policies", "a", "folder"], name) for name in ("../../elsewhere", "..", "", "a\0", 7)),
+    (["policies", "a"], {"folder": "a"}),
+    (["policies", "a"], None),
+    (["policies"], ["a"]),
+    (["policies_left_out"], None),
 ])  # fmt: skip
 def test_a_list_of_policies_that_was_made_up_is_refused(
-    change: Callable[[Any], Any], saved: Path, tmp_path: Path
+    keys: list[str], value: Any, saved: Path, tmp_path: Path
 ) -> None:
-    sign(changed(saved, tmp_path / "run"), change)
+    forge(changed(saved, tmp_path / "run"), "manifest.json", keys, value)
     with pytest.raises(ConfigError, match=r"manifest\.json: 'policies' does not list policies"):
-        Policy.from_checkpoint(tmp_path / "run" / "again")
+        Policy.from_checkpoint(tmp_path / "run")
 
 
 def test_policies_without_a_form_on_disk_are_left_out_and_say_why(tmp_path: Path) -> None:
