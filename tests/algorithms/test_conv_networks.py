@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,32 +126,6 @@ def test_convolutions_are_what_the_definition_says(shape: Any, filters: Any, pix
     np.testing.assert_allclose(found[0].numpy(), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("pixels", [False, True])
-def test_torch_and_onnx_agree_on_everything(head: ActionHead, share: bool, pixels: bool) -> None:
-    for shape, filters in SHAPES[:3]:
-        spec = spec_of(shape, filters, head, "tanh", pixels, share)
-        mine, reference = onnx_acting(spec), torch_acting(spec)
-        obs, mask, noise = random_rows(spec, 40)
-        actions = mine.decide(obs, mask, noise).actions
-        np.testing.assert_allclose(reference.decide(obs, mask, noise).actions, actions, rtol=1e-4, atol=1e-4)
-        for ours, theirs in zip(
-            mine.evaluate(0, obs, mask, actions), reference.evaluate(0, obs, mask, actions), strict=True
-        ):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(mine.values(0, obs), reference.values(0, obs), rtol=1e-4, atol=1e-4)
-        network = spec.torch_network(
-            {name: torch.from_numpy(w) for name, w in lively_weights(spec, 0, shaken_by=0.1).items()}
-        )
-        inputs, values = network.both(torch.from_numpy(obs), None if mask is None else torch.from_numpy(mask))
-        np.testing.assert_allclose(
-            inputs.numpy(), mine.evaluate(0, obs, mask, actions)[0], rtol=1e-4, atol=1e-4
-        )
-        np.testing.assert_allclose(values.numpy(), mine.values(0, obs), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_check_of_backends_reads_bytes_where_observations_are_bytes(activation: Activation) -> None:
     spec = spec_of(*SHAPES[2], activation=activation)
@@ -163,32 +136,6 @@ def test_the_check_of_backends_reads_bytes_where_observations_are_bytes(activati
     mine.set_weights(1, changed)
     with pytest.raises(ConfigError, match="values of policy 1 differ"):
         check_against(mine, reference, np.random.default_rng(0), dtype=np.uint8)
-
-
-# What failed with bytes of up to 255, by rounding alone.
-
-
-@pytest.mark.slow_unless("*-relu", "shape1-*")
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("shape", "filters"), SHAPES)
-def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
-    shape: Any, filters: Any, activation: Activation
-) -> None:
-    spec = spec_of(shape, filters, HEADS[2], activation)
-    acting = onnx_acting(spec)
-    obs, _, noise = random_rows(spec, 67)
-    actions = acting.decide(obs, None, noise).actions
-    expected = [actions, *acting.evaluate(0, obs, None, actions), acting.values(0, obs)]
-    for size in (1, 2, 3, 5, 8, 13, 31, 66):
-        for start in (0, 67 - size):
-            part = slice(start, start + size)
-            found = [
-                acting.decide(obs[part], None, noise[part]).actions,
-                *acting.evaluate(0, obs[part], None, actions[part]),
-                acting.values(0, obs[part]),
-            ]
-            for ours, wanted in zip(found, expected, strict=True):
-                np.testing.assert_array_equal(ours, wanted[part])
 
 
 def test_more_rows_than_are_computed_at_a_time_are_answered_alike() -> None:
@@ -234,9 +181,3 @@ def test_a_gradient_step_moves_every_kernel_and_is_that_of_torch() -> None:
     for name, found in adam.weights().items():
         np.testing.assert_allclose(found, copies[name].detach().numpy(), rtol=1e-4, atol=2e-5)
         assert not np.array_equal(found, weights[name])
-
-
-def test_specs_differ_if_their_convolutions_do() -> None:
-    same = partial(spec_of, (24, 24, 1), None)
-    assert same() == same()
-    assert len({same(), same(pixels=False), same(activation="tanh"), spec_of((24, 24, 1), [[8, 4, 2]])}) == 4

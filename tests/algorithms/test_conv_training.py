@@ -11,8 +11,9 @@ import pytest
 from menv import PolicySpec
 from menv.algorithms import DQN, PPO
 from menv.connectors.obs_preprocessor import ObsPreprocessor
-from menv.multi_agent_env import MultiAgentEnv
 from menv.spaces import OutsideSpaceError
+from tests.inside import learner
+from tests.worlds import Several
 
 FILTERS = [[8, 4, 2], [8, 3, 1]]
 PPO_SETTINGS: dict[str, Any] = {
@@ -106,18 +107,6 @@ def test_dqn_finds_the_patch() -> None:
         assert shares_seen_right(algorithm, Patch()) > 0.9
 
 
-@pytest.mark.slow
-def test_images_of_24_pixels_are_learned_without_any_setting_and_masks_are_kept_beside_them() -> None:
-    settings = {**PPO_SETTINGS, "model": {}}
-    with PPO(env=lambda context: Patch(context, 24, np.float32, masked=True), config=settings) as algorithm:
-        assert "policy.conv0.weight" in algorithm.get_weights()["default_policy"]
-        before = shares_seen_right(algorithm, Patch(None, 24, np.float32, masked=True))
-        for _ in range(5):
-            algorithm.train()
-        assert before < 0.6
-        assert shares_seen_right(algorithm, Patch(None, 24, np.float32, masked=True)) > 0.9
-
-
 def test_bytes_stay_bytes_from_the_environment_to_the_replay_buffer() -> None:
     with DQN(
         env=lambda context: Patch(context, 24), config={**DQN_SETTINGS, "training_intensity": 1, "model": {}}
@@ -129,8 +118,7 @@ def test_bytes_stay_bytes_from_the_environment_to_the_replay_buffer() -> None:
             assert batch[column].max() == 255
         assert batch.segments.next_obs.dtype == np.uint8
         algorithm.train()
-        learner: Any = algorithm._policy_set.learners._learners["default_policy"]
-        kept = learner.replay.state()
+        kept = learner(algorithm).replay.state()
         assert kept["column.obs"].dtype == kept["column.next_obs"].dtype == np.uint8
     with PPO(env="CartPole-v1", config={"train_batch_size": 64}) as flat:
         assert flat.sample()["default_policy"]["obs"].dtype == np.float32
@@ -153,32 +141,18 @@ def test_vectorised_images_are_collected_as_those_of_single_environments() -> No
         assert np.isfinite(algorithm.train()["info"]["default_policy"]["total_loss"])
 
 
-class Gallery(MultiAgentEnv):
+class Gallery(Several):
     """One agent sees images, another a short vector, a third images too."""
 
-    def __init__(self, context: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["painter", "critic", "vector"]
-        image = gym.spaces.Box(0, 255, (24, 24, 3), np.uint8)
-        self.observation_spaces = {
-            "painter": image,
-            "critic": image,
-            "vector": gym.spaces.Box(-1.0, 1.0, (4,), np.float32),
-        }
-        self.action_spaces = {agent: gym.spaces.Discrete(3) for agent in self.possible_agents}
+    possible_agents, length, action_space = ("painter", "critic", "vector"), 6, gym.spaces.Discrete(3)
+    observation_spaces = {  # noqa: RUF012
+        "painter": gym.spaces.Box(0, 255, (24, 24, 3), np.uint8),
+        "critic": gym.spaces.Box(0, 255, (24, 24, 3), np.uint8),
+        "vector": gym.spaces.Box(-1.0, 1.0, (4,), np.float32),
+    }
 
-    def look(self) -> dict[str, Any]:
-        return {agent: self.get_observation_space(agent).sample() for agent in self.possible_agents}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.agents, self.at = list(self.possible_agents), 0
-        return self.look(), {}
-
-    def step(self, action_dict: dict[Any, Any]) -> Any:
-        self.at += 1
-        over = dict.fromkeys(self.agents, self.at == 6)
-        flags = {**over, "__all__": self.at == 6}
-        return self.look(), dict.fromkeys(self.agents, 1.0), flags, dict.fromkeys(flags, False), {}
+    def see(self, agent: str) -> Any:
+        return self.observation_spaces[agent].sample()
 
 
 def gallery(config: dict[str, Any]) -> PPO:

@@ -122,5 +122,5 @@ def test_a_state_that_cannot_be_kept_is_refused_at_once(model: Any) -> None:
 
 @pytest.mark.parametrize("stray", [{"use_lstm": True}, {"use_gru": True}])
 def test_the_stock_memory_is_refused_beside_a_module_of_ones_own(stray: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="use_lstm or use_gru with custom_model"):
+    with pytest.raises(ConfigError, match="use_lstm"):
         PPO(env=recall, config={"model": {"custom_model": Remembering, **stray}})

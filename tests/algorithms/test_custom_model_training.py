@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from menv import PolicySpec
-from menv.algorithms import DQN, PPO
+from menv.algorithms import PPO
 from menv.errors import ConfigError
-from tests.algorithms.test_conv_training import DQN_SETTINGS, PPO_SETTINGS, Gallery, Patch, shares_seen_right
-from tests.algorithms.test_custom_model import BOX, Eye, Kept, Net
+from tests.algorithms.test_conv_training import Gallery
+from tests.algorithms.test_custom_model import BOX, Kept, Net
 
 
 def test_onnx_is_refused_and_torch_is_taken_by_itself() -> None:
@@ -37,19 +37,6 @@ def test_the_same_seed_gives_the_same_run_and_leaves_torchs_generator_alone() ->
     assert torch.equal(torch.get_rng_state(), before)
     for name in runs[0]:
         np.testing.assert_array_equal(runs[0][name], runs[1][name])
-
-
-@pytest.mark.slow
-def test_ppo_and_dqn_find_the_patch_with_a_users_own_convolutions() -> None:
-    model = {"custom_model": Eye}
-    with PPO(env=Patch, config={**PPO_SETTINGS, "model": model}) as algorithm:
-        for _ in range(6):
-            algorithm.train()
-        assert shares_seen_right(algorithm, Patch()) > 0.9
-    with DQN(env=Patch, config={**DQN_SETTINGS, "model": model}) as other:
-        for _ in range(2):
-            other.train()
-        assert shares_seen_right(other, Patch()) > 0.9
 
 
 def test_policies_with_and_without_a_module_of_the_users_learn_side_by_side() -> None:

@@ -268,12 +268,6 @@ def test_an_empty_fragment_changes_nothing_and_is_answered() -> None:
     assert one.learn(bandit(0), 0)["updates"] == 0.0
 
 
-def test_learning_leaves_the_global_torch_generator_alone() -> None:
-    before = torch.get_rng_state()
-    learner().learn(bandit(64), 0)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_a_recipe_makes_a_network_of_q_values_and_its_learner() -> None:
     recipe, config = DQNRecipe(), DQNConfig(env="unused", model={"fcnet_hiddens": [8]})  # type: ignore[arg-type]
     network = recipe.network(4, gym.spaces.Discrete(3, start=-1), config)

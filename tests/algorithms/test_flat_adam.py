@@ -88,7 +88,7 @@ def test_weights_are_copied_out_and_in() -> None:
 
 def test_weights_and_state_of_another_network_are_refused() -> None:
     adam = FlatAdam(WEIGHTS, 1e-2)
-    with pytest.raises(ConfigError, match=r"'b' has shape \(2,\), expected \(3,\)"):
+    with pytest.raises(ConfigError, match="'b'"):
         adam.set_weights({"a": WEIGHTS["a"], "b": np.zeros(2, np.float32)})
     other = FlatAdam({"b": WEIGHTS["b"]}, 1e-2)
     with pytest.raises(ConfigError, match=r"expected \(9,\)"):

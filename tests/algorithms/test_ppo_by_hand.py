@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from menv.algorithms import PPOConfig
-from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import Activation, Cell, StockSpec
 from menv.algorithms.ppo.gradients import BACKWARD, FORWARD, can_learn
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.inference.action_heads import ActionHead
-from menv.inference.onnx_backend import OnnxBackend
+from tests.algorithms.ppo_rows import Columns, rows_of
 
 HEADS = [
     ActionHead("categorical", (1,)),
@@ -30,7 +29,6 @@ HEADS = [
     ActionHead("mixed", (0, 3, 0, 2)),
 ]
 EVERYTHING: dict[str, Any] = {"entropy_coeff": 0.02, "kl_coeff": 0.3, "vf_clip_param": 1.0}
-Columns = dict[str, npt.NDArray[Any]]
 Weights = dict[str, npt.NDArray[np.float32]]
 
 
@@ -53,29 +51,9 @@ def weights_for(spec: StockSpec) -> Weights:
 
 def batch_for(spec: StockSpec, weights: Weights, rows: int, masked: bool = False) -> Columns:
     """Rows of another policy, so that ratios are clipped on both sides."""
-    rng = np.random.default_rng(rows)
-    head = spec.head
-    obs = rng.standard_normal((rows, spec.obs_size), np.float32)
-    mask = None
-    if masked:
-        mask = rng.random((rows, head.mask_width)) < 0.6
-        mask[:, np.cumsum((0, *head.choices[:-1]))] = True
-    acting = OnnxBackend(StockGraphs(spec), head, [{name: 0.7 * value for name, value in weights.items()}])
-    actions = acting.decide(obs, mask, head.sample_noise(rng, rows)).actions
-    told = acting.evaluate(0, obs, mask, actions)
-    columns: Columns = {
-        "obs": obs,
-        "actions": actions,
-        "action_logp": told.logp,
-        "action_dist_inputs": told.dist_inputs,
-        "advantages": rng.standard_normal(rows).astype(np.float32),
-        "value_targets": rng.normal(0.0, 2.0, rows).astype(np.float32),
-    }
-    if mask is not None:
-        columns["action_mask"] = mask
-    if spec.critic_size:
-        columns["critic_obs"] = rng.standard_normal((rows, spec.critic_size), np.float32)
-    return columns
+    other = {name: 0.7 * value for name, value in weights.items()}
+    batch = rows_of(spec, other, rows, masked=masked, seed=rows)
+    return {**batch, "value_targets": 2.0 * batch["value_targets"]}
 
 
 def both(spec: StockSpec, **settings: Any) -> tuple[PPOLearner, PPOLearner]:

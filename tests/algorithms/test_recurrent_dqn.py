@@ -120,9 +120,7 @@ def test_a_capacity_counts_whole_sequences() -> None:
 
 
 def test_a_capacity_below_one_sequence_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^replay_buffer_config: capacity is 2, expected at least 3, .*max_seq_len"
-    ):
+    with pytest.raises(ConfigError, match="replay_buffer_config"):
         learner(replay_buffer_config={"capacity": 2})
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from menv import MultiAgentEnv
 from menv.algorithms import DQN, QMIX, Algorithm
 from menv.algorithms.return_scaling import RewardScale
+from tests.worlds import Alone, Several
 
 
 def test_the_unit_is_the_power_of_two_nearest_to_the_size_of_the_returns() -> None:
@@ -34,25 +34,19 @@ def test_the_unit_is_the_power_of_two_nearest_to_the_size_of_the_returns() -> No
     assert unit.unit == 128.0
 
 
-class Corridor(gym.Env[Any, Any]):
+class Corridor(Alone):
     """Ten steps; going right pays more the further one is."""
 
     observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
-    action_space = gym.spaces.Discrete(3)
+    action_space, length, place = gym.spaces.Discrete(3), 10, 0
 
-    def __init__(self, context: Any = None) -> None:
-        self.factor = float(context["factor"])
+    def see(self) -> Any:
+        self.place *= self.at > 0
+        return np.array([self.place / 10, (10 - self.at) / 10], np.float32)
 
-    def _obs(self) -> Any:
-        return np.array([self.at / 10, self.left / 10], np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.at, self.left = 0, 10
-        return self._obs(), {}
-
-    def step(self, action: Any) -> Any:
-        self.at, self.left = max(0, self.at + int(action) - 1), self.left - 1
-        return self._obs(), self.factor * self.at, self.left == 0, False, {}
+    def pay(self, action: Any) -> float:
+        self.place = max(0, self.place + int(action) - 1)
+        return float(self.config["factor"]) * self.place
 
 
 class Net(nn.Module):
@@ -64,22 +58,18 @@ class Net(nn.Module):
         return torch.as_tensor(self.layers(obs))
 
 
-class Team(MultiAgentEnv):
+class Team(Several):
     """Two players choose once; both at 0 are paid 22 together, both at 2 are paid 90."""
 
-    def __init__(self, context: Any = None) -> None:
-        self.factor = float(context["factor"])
-        self.possible_agents = ["a", "b"]
-        self.observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(3)
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space, length = gym.spaces.Discrete(3), 1
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return {agent: np.ones(1, np.float32) for agent in self.possible_agents}, {}
+    def see(self, agent: str) -> Any:
+        return np.ones(1, np.float32)
 
-    def step(self, actions: Any) -> Any:
-        both = int(actions["a"]), int(actions["b"])
-        paid = self.factor * {(0, 0): 11.0, (2, 2): 45.0}.get(both, 0.0)
-        return self.reset()[0], {"a": paid, "b": paid}, {"__all__": True}, {"__all__": False}, {}
+    def pay(self, actions: Any) -> Any:
+        paid = {(0, 0): 11.0, (2, 2): 45.0}.get((int(actions["a"]), int(actions["b"])), 0.0)
+        return dict.fromkeys("ab", self.config["factor"] * paid)
 
 
 def team(context: Any) -> Any:
@@ -155,22 +145,15 @@ def test_a_team_finds_the_best_answer_whatever_unit_it_is_paid_in(mixer: str, fa
             assert algo.evaluate()["evaluation"]["episode_reward_mean"] == pytest.approx(90.0 * factor)
 
 
-class Gamble(gym.Env[Any, Any]):
+class Gamble(Alone):
     """One state: action 0 pays 5, action 1 pays 100 with probability 0.2."""
 
-    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    length = 1
 
-    def __init__(self, context: Any = None) -> None:
-        self.factor = float(context["factor"])
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        return np.ones(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        paid = 5.0 if action == 0 else 100.0 * (self.np_random.random() < 0.2)
-        return np.ones(1, np.float32), self.factor * paid, True, False, {}
+    def pay(self, action: Any) -> float:
+        return float(
+            self.config["factor"] * (5.0 if action == 0 else 100.0 * (self.np_random.random() < 0.2))
+        )
 
 
 @pytest.mark.slow

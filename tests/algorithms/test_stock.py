@@ -1,8 +1,5 @@
 """The description of the stock network, its first weights and its graphs."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -98,13 +95,3 @@ def test_a_graph_with_defaults_runs_alone_and_yields_to_weights_that_are_fed(act
     alone = session.run(None, {"obs": obs})[0]
     fed = session.run(None, {"obs": obs, "value.out.bias": np.ones(1, np.float32)})[0]
     np.testing.assert_allclose(fed, alone + 1.0, rtol=1e-6)
-
-
-def test_describing_and_creating_weights_and_graphs_needs_no_torch() -> None:
-    code = (
-        "import sys; from menv.algorithms.networks import stock_graphs, stock_spec; "
-        "from menv.inference import onnx_backend;"
-        "print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "False"

@@ -13,17 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from menv import MultiAgentEnv
-from menv.algorithms import PPO, ModelConfig, PPOConfig, PPOPolicy
+from menv.algorithms import PPO, PPOConfig, PPOPolicy
 from menv.algorithms.networks.custom_model import CustomSpec
-from menv.algorithms.networks.stock_spec import VALUE_OUT, Cell, StockSpec
+from menv.algorithms.networks.stock_spec import VALUE_OUT, StockSpec
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.return_scaling import ReturnNormalizer
 from menv.algorithms.torch_backend import TorchBackend
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
+from tests.algorithms.ppo_rows import Columns, rows_of
+from tests.algorithms_e2e.looking import OwnLoss
+from tests.worlds import Several
 
-Columns = dict[str, npt.NDArray[Any]]
 HEADS = [
     ActionHead("categorical", (3,)),
     ActionHead("multi_categorical", (3, 2)),
@@ -37,25 +38,7 @@ SPECS = [
 
 
 def batch_for(spec: StockSpec, rows: int = 60) -> Columns:
-    """Rows that a fresh policy might have sampled, with value targets of about 1."""
-    rng = np.random.default_rng(rows)
-    head = spec.head
-    acting = TorchBackend(spec.torch_network, head, [spec.first_weights(1)])
-    obs = rng.standard_normal((rows, spec.obs_size), np.float32)
-    draw = rng.standard_normal if head.noise == "normal" else rng.random
-    actions = acting.decide(obs, None, draw((rows, head.noise_width), np.float32)).actions
-    told = acting.evaluate(0, obs, None, actions)
-    columns = {
-        "obs": obs,
-        "actions": actions,
-        "action_logp": told.logp,
-        "action_dist_inputs": told.dist_inputs,
-        "advantages": rng.standard_normal(rows).astype(np.float32),
-        "value_targets": rng.standard_normal(rows).astype(np.float32),
-    }
-    if spec.critic_size:
-        columns["critic_obs"] = rng.standard_normal((rows, spec.critic_size), np.float32)
-    return columns
+    return rows_of(spec, spec.first_weights(1), rows, seed=rows)
 
 
 def learner_for(spec: StockSpec, *, by_hand: bool = True, **settings: Any) -> PPOLearner:
@@ -157,20 +140,6 @@ def test_returns_of_any_size_are_learned_alike(head: ActionHead, by_hand: bool) 
         np.testing.assert_allclose(large.weights()[name], wanted, rtol=1e-2, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=["apart", "shared", "critic"])
-@pytest.mark.parametrize(
-    "settings", [{}, {"vf_clip_param": 1.0, "entropy_coeff": 0.02}], ids=["plain", "clipped"]
-)
-def test_gradients_by_hand_and_by_autograd_agree(spec: StockSpec, settings: dict[str, Any]) -> None:
-    batch = batch_for(spec)
-    batch["value_targets"] = 3.0 * batch["value_targets"] + 7.0
-    by_hand, by_autograd = (learner_for(spec, by_hand=form, **settings) for form in (True, False))
-    for _ in range(3):
-        assert by_hand.learn(batch, 0) == pytest.approx(by_autograd.learn(batch, 0), rel=1e-4, abs=1e-5)
-    for name, value in by_hand.weights().items():
-        np.testing.assert_allclose(value, by_autograd.weights()[name], rtol=1e-4, atol=1e-5, err_msg=name)
-
-
 def test_the_first_gradient_of_the_values_is_the_one_worked_out_by_hand() -> None:
     # One linear layer on an observation of zeros. Targets 1 and 5 have the mean 3 and the deviation 2. A bias of 3 is
     # 0 in that unit, where the targets are -1 and 1: the gradient of the bias is 0, the loss 1 (4 in the environment's
@@ -247,55 +216,16 @@ def test_a_restored_learner_goes_on_in_the_same_unit_to_the_last_bit(spec: Stock
         np.testing.assert_array_equal(value, resumed.weights()[name], err_msg=name)
 
 
-def test_a_recurrent_network_learns_in_units_too() -> None:
-    spec = StockSpec(4, HEADS[0], (8,), cell=Cell("lstm", 6))
-    acting = TorchBackend(spec.torch_network, spec.head, [spec.first_weights(1)], sum(spec.state_sizes))
-    rng = np.random.default_rng(2)
-    obs = rng.standard_normal((24, 4), np.float32)
-    states = [np.zeros((24, size), np.float32) for size in spec.state_sizes]
-    told = acting.evaluate(
-        0, obs, None, np.zeros(24, np.int64), np.concatenate([state[::6] for state in states], 1)
-    )
-    batch: Columns = {
-        "obs": obs,
-        "actions": np.zeros(24, np.int64),
-        "action_logp": told.logp,
-        "action_dist_inputs": told.dist_inputs,
-        "advantages": rng.standard_normal(24).astype(np.float32),
-        "value_targets": rng.normal(200.0, 30.0, 24).astype(np.float32),
-        "seq_lens": np.full(4, 6),
-        **{f"state_in_{place}": state for place, state in enumerate(states)},
-    }
-    settings = PPOConfig(sgd_minibatch_size=12, model=ModelConfig(max_seq_len=6))
-    learner = PPOLearner(spec, settings, spec.first_weights(1), 0)
-    stats = learner.learn(batch, 0)
-    # Of the outputs at first, in the unit of the environment: 200**2 and what they vary by.
-    assert 150.0**2 < stats["vf_loss"] < 250.0**2
-    scale = learner.state()["value_scale"]
-    assert scale[:3].tolist() == pytest.approx(
-        [1.0, batch["value_targets"].mean(), batch["value_targets"].var()], rel=1e-5
-    )
-
-
-class Bank(MultiAgentEnv):
+class Bank(Several):
     """Two agents for ten steps; the right answer, 1, is paid with thousands."""
 
-    def __init__(self, context: Any = None) -> None:
-        self.possible_agents = ["a", "b"]
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
+    observation_space, length = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), 10
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.left = 10
-        return self._obs(), {}
+    def see(self, agent: str) -> Any:
+        return np.array([(10 - self.at) / 10, 1.0], np.float32)
 
-    def step(self, actions: Any) -> Any:
-        self.left -= 1
-        rewards = {agent: 5000.0 * float(answer) for agent, answer in actions.items()}
-        return self._obs(), rewards, {"__all__": self.left == 0}, {"__all__": False}, {}
-
-    def _obs(self) -> Any:
-        return {agent: np.array([self.left / 10, 1.0], np.float32) for agent in self.possible_agents}
+    def pay(self, actions: Any) -> Any:
+        return {agent: 5000.0 * float(answer) for agent, answer in actions.items()}
 
 
 def test_predicted_values_of_a_run_are_of_the_size_of_its_returns() -> None:
@@ -313,16 +243,13 @@ def test_predicted_values_of_a_run_are_of_the_size_of_its_returns() -> None:
 class Photograph(Bank):
     """Observations of hundreds, which a first network makes values of tens of."""
 
-    def __init__(self, context: Any = None) -> None:
-        super().__init__()
-        self.observation_space = gym.spaces.Box(-1000.0, 1000.0, (2,), np.float32)
+    observation_space = gym.spaces.Box(-1000.0, 1000.0, (2,), np.float32)
 
-    def _obs(self) -> Any:
-        return {agent: 900.0 * obs for agent, obs in super()._obs().items()}
+    def see(self, agent: str) -> Any:
+        return 900.0 * super().see(agent)
 
-    def step(self, actions: Any) -> Any:
-        obs, rewards, *rest = super().step(actions)
-        return obs, {agent: reward / 5000.0 for agent, reward in rewards.items()}, *rest
+    def pay(self, actions: Any) -> Any:
+        return {agent: float(answer) for agent, answer in actions.items()}
 
 
 def test_first_values_that_are_far_off_do_not_raise_each_other() -> None:
@@ -338,13 +265,6 @@ def test_first_values_that_are_far_off_do_not_raise_each_other() -> None:
             algo.train()
         assert first > 20.0
         assert np.abs(algo.sample()["default_policy"]["vf_preds"]).max() < 2.0 * first
-
-
-class OwnLoss(PPOPolicy):
-    """Calls PPO's loss."""
-
-    def loss(self, batch: Any) -> Any:
-        return self.ppo_loss(batch)
 
 
 class LossByHand(PPOPolicy):
@@ -477,24 +397,6 @@ def test_the_last_layers_of_a_users_module_are_found(
     assert found.shift == shift
 
 
-def test_a_users_module_learns_returns_of_any_size_alike() -> None:
-    apart: Any = Apart
-    spec = CustomSpec(BOX, HEADS[0], apart, {})
-    batch = batch_for(StockSpec(4, HEADS[0], (8,)))
-    settings = PPOConfig(sgd_minibatch_size=16, num_sgd_iter=2)
-    small, large = (PPOLearner(spec, settings, spec.first_weights(1), 0) for _ in range(2))
-    first = small.weights()
-    first["value.2.weight"] *= 1024.0
-    first["value.2.bias"] = 1024.0 * first["value.2.bias"] + 512.0
-    large.set_weights(first)
-    for _ in range(3):
-        told = small.learn(batch, 0)
-        also = large.learn({**batch, "value_targets": 1024.0 * batch["value_targets"] + 512.0}, 0)
-    assert also["vf_loss"] == pytest.approx(1024.0**2 * told["vf_loss"], rel=1e-2)
-    for name in ("policy.weight", "value.0.weight"):
-        np.testing.assert_allclose(large.weights()[name], small.weights()[name], rtol=1e-2, atol=1e-4)
-
-
 class Bounded(nn.Module):
     """Values between -1 and 1, from a layer that is no last one."""
 
@@ -517,13 +419,8 @@ class TwoInputs(OneLayer):
 class SmallBank(Bank):
     """`Bank` whose right answer is paid with `factor`."""
 
-    def __init__(self, context: Any) -> None:
-        super().__init__(context)
-        self.factor = float(context["factor"])
-
-    def step(self, actions: Any) -> Any:
-        obs, rewards, *rest = super().step(actions)
-        return obs, {agent: self.factor * reward / 5000.0 for agent, reward in rewards.items()}, *rest
+    def pay(self, actions: Any) -> Any:
+        return {agent: self.config["factor"] * float(answer) for agent, answer in actions.items()}
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -590,7 +487,7 @@ def test_values_that_learn_in_the_environments_unit_warn_of_rewards_of_another_s
 
 def test_a_run_that_learned_in_the_environments_unit_may_go_on_in_its_own(tmp_path: Path) -> None:
     config = {"num_envs_per_worker": 4, "train_batch_size": 80, "seed": 0}
-    warned = pytest.warns(RuntimeWarning, match="PPO: rewards of about 5e.03 with normalize_values=False")
+    warned = pytest.warns(RuntimeWarning, match="normalize_values")
     with PPO(env=Bank, config={**config, "normalize_values": False}) as algo, warned:
         algo.train()
         algo.save(tmp_path)
@@ -605,5 +502,5 @@ def test_a_run_that_learned_in_the_environments_unit_may_go_on_in_its_own(tmp_pa
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_what_is_no_flag_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"PPO: normalize_values is .*, expected True or False"):
+    with pytest.raises(ConfigError, match="normalize_values"):
         PPOConfig(normalize_values=value)

@@ -36,6 +36,13 @@ def watching(*, base: type[Policy] = PPOPolicy) -> tuple[type[Policy], list[Any]
     return Watch, seen
 
 
+class OwnLoss(PPOPolicy):
+    """Writes its loss itself, and calls PPO's."""
+
+    def loss(self, batch: Any) -> Any:
+        return self.ppo_loss(batch)
+
+
 class WithCritic(PPOPolicy):
     """Learns a value of its own from what everybody saw first, padded to three agents."""
 

@@ -17,47 +17,43 @@ from menv.algorithms.qmix.graphs import GroupGraphs
 from menv.algorithms.qmix.learner import TorchGroup
 from menv.algorithms.qmix.network import GroupSpec, group_layout
 from menv.algorithms.torch_backend import TorchBackend, check_against
-from menv.base_env import ALL
 from menv.inference.onnx_backend import OnnxBackend
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.inference.lively import lively_weights
+from tests.worlds import Several
 
 STEPS = 12
 
 
-class Guards(MultiAgentEnv):
+class Guards(Several):
     """Two guards of a treasure: "a" may take 1.0 once and is gone; the team gets 0.5 a step while "a" stands.
 
     To stay always is worth 6.0, to take it at the last step 6.5, to take it at once 1.0.
     """
 
+    length = STEPS
+    left: int | None = None
+
     def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.masked = bool((config or {}).get("masked"))
-        seen: gym.Space[Any] = gym.spaces.Discrete(STEPS + 1)
-        if self.masked:
-            seen = gym.spaces.Dict({"obs": seen, "action_mask": gym.spaces.MultiBinary(2)})
-        self.observation_space = seen
-        self.action_space = gym.spaces.Discrete(2)
+        super().__init__(config)
+        self.observation_space = gym.spaces.Discrete(STEPS + 1)
+        if self.config.get("masked"):
+            parts = {"obs": self.observation_space, "action_mask": gym.spaces.MultiBinary(2)}
+            self.observation_space = gym.spaces.Dict(parts)
 
-    def seen(self) -> Any:
-        return {"obs": self.at, "action_mask": np.ones(2, np.int8)} if self.masked else self.at
+    def see(self, agent: str) -> Any:
+        return {"obs": self.at, "action_mask": np.ones(2, np.int8)} if self.config.get("masked") else self.at
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
-        self.at, self.stands = 0, True
-        return dict.fromkeys(self.possible_agents, self.seen()), {}
+    def shown(self) -> Any:
+        self.left = self.left if self.at else None
+        return "ab" if self.left in (None, self.at) else "b"
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        obs, rewards = {"b": self.seen()}, {"b": 0.0}
-        terminateds = {ALL: self.at == STEPS}
-        if self.stands:
-            obs["a"] = self.seen()
-            if action_dict["a"] == 1:
-                self.stands, rewards["a"], terminateds["a"] = False, 1.0, True
-        rewards["b"] += 0.5 * self.stands
-        return obs, rewards, terminateds, {ALL: False}, {}
+    def dead(self, actions: Any) -> Any:
+        return "a" if self.left == self.at else ""
+
+    def pay(self, actions: Any) -> Any:
+        self.left = self.at if actions.get("a") == 1 else self.left
+        paid = {"a": float(self.left == self.at)} if "a" in actions else {}
+        return {**paid, "b": 0.5 * (self.left is None)}
 
 
 def guards(context: Any) -> Any:
@@ -164,13 +160,13 @@ def test_a_central_critic_sees_a_group_that_qmix_trains() -> None:
     class Watched(Guards):
         """A third agent looks on."""
 
-        def __init__(self, config: Any = None) -> None:
-            super().__init__(config)
-            self.possible_agents = ["a", "b", "c"]
+        possible_agents: Any = tuple("abc")
 
-        def step(self, action_dict: AgentDict) -> StepDicts:
-            obs, rewards, terminateds, truncateds, infos = super().step(action_dict)
-            return {**obs, "c": self.at}, {**rewards, "c": 1.0}, terminateds, truncateds, infos
+        def shown(self) -> Any:
+            return super().shown() + "c"
+
+        def pay(self, actions: Any) -> Any:
+            return {**super().pay(actions), "c": 1.0}
 
     multiagent = {
         "policies": {"c": PolicySpec(), "team": PolicySpec(algorithm="QMIX")},

@@ -17,6 +17,7 @@ from menv.base_env import AgentId
 from menv.multi_agent_env import AgentDict, StepDicts
 from menv.sample_batch import SampleBatch
 from tests.algorithms_e2e.comings import Comings
+from tests.inside import learner
 
 Floats = npt.NDArray[np.float64]
 LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 3, "max_seq_len": 4}
@@ -130,8 +131,9 @@ def test_what_is_replayed_are_steps_of_the_lives_that_were_lived(n: int, batch_m
     }  # fmt: skip
     with DQN(env=Written, config=config) as algorithm:
         algorithm.train()
-        (learner,) = algorithm._policy_set.learners._learners.values()
-        columns = {name: learner.replay.kept(name) for name in ("obs", "returns", "discounts", "next_obs")}  # type: ignore[attr-defined]
+        columns = {
+            name: learner(algorithm).replay.kept(name) for name in ("obs", "returns", "discounts", "next_obs")
+        }
     known = {obs.tobytes(): (life, row) for life in Written.lives for row, obs in enumerate(life.obs)}
     reached = set()
     for obs, found, discount, after in zip(*columns.values(), strict=True):

@@ -15,6 +15,7 @@ from menv.envs import RockPaperScissors
 from menv.errors import CallOrderError, ConfigError
 from tests.algorithms_e2e.comings import Comings
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
+from tests.inside import sampler
 
 SMALL = {
     "rollout_fragment_length": 10,
@@ -211,23 +212,6 @@ def test_statistics_and_results_may_be_added_to() -> None:
     assert result["num_env_steps_trained_this_iter"] == result["num_env_steps_trained"] == 10
 
 
-def test_several_callbacks_are_called_in_order() -> None:
-    said: list[str] = []
-
-    def saying(word: str) -> type[DefaultCallbacks]:
-        class Say(DefaultCallbacks):
-            def on_episode_end(self, **kwargs: Any) -> None:
-                said.append(word)
-
-        return Say
-
-    with PPO(
-        env=Duo, config={**SMALL, "callbacks": make_multi_callbacks([saying("a"), saying("b")])}
-    ) as algo:
-        algo.sample()
-    assert said == ["a", "b"]
-
-
 def test_several_callbacks_are_called_in_order_as_classes_or_instances() -> None:
     told: list[str] = []
 
@@ -243,11 +227,12 @@ def test_several_callbacks_are_called_in_order_as_classes_or_instances() -> None
             told.append(self.name)
 
     with PPO(
-        env="CartPole-v1", config={"callbacks": [Second("second"), First], "train_batch_size": 64}
+        env="CartPole-v1",
+        config={"callbacks": [Second("second"), make_multi_callbacks([First])], "train_batch_size": 64},
     ) as algo:
         algo.train()
         # Hooks that none of them overrides cost nothing.
-        assert not algo._sampler._callbacks.active
+        assert not sampler(algo)._callbacks.active
     assert told == ["second", "first"]
 
 

@@ -14,9 +14,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
 from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy, SampleBatch
-from menv.algorithms import DQN, PPO, QMIX, Algorithm
+from menv.algorithms import DQN, PPO, Algorithm
 from menv.algorithms.sequences import state_before
 from tests.algorithms_e2e.comings import Comings
+from tests.inside import policy_set
 
 FLAT: dict[str, Any] = {"fcnet_hiddens": [8]}
 LSTM: dict[str, Any] = {**FLAT, "use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}
@@ -92,7 +93,7 @@ TWO: dict[str, Any] = {"policies": ["first", "others"], "policy_mapping_fn": fir
 
 def check_memory(algorithm: Algorithm, policy_id: str, batch: SampleBatch) -> None:
     """Assert that each row's state is what the network makes of the row before, and the answer that of the state."""
-    built, index = algorithm._policy_set.learners._network_of(policy_id)
+    built, index = policy_set(algorithm).learners._network_of(policy_id)
     backend, before, mask = built.networks.backend, state_before(batch), batch.get("action_mask")
     assert not before[batch["t"] == 0].any()
     after = backend.decide(batch["obs"], mask, None, index, before).state
@@ -333,27 +334,6 @@ def test_all_layers_but_the_heads_are_shared_whatever_they_are(model: dict[str, 
             algorithm.train()
         check("new", "others")
         algorithm.evaluate()
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("mixer", ["qmix", "vdn", None])
-@pytest.mark.parametrize("inference", ["onnx", "torch"])
-def test_groups_whose_members_die_learn_are_evaluated_and_take_weights(mixer: Any, inference: str) -> None:
-    def env(context: Any) -> Any:
-        return Comings(context).with_agent_groups({"team": ["a0", "a1"], "pair": ["a2", "a3"]})
-
-    world = {"agents": 4, "mask": True, "steady": True}
-    config = {**OFF_POLICY, "model": FLAT, "mixer": mixer, "inference": inference, "env_config": world}
-    with QMIX(env=env, config=config) as algorithm:
-        before = algorithm.get_weights()
-        algorithm.train()
-        after = algorithm.get_weights()["default_policy"]
-        assert all((value != after[name]).any() for name, value in before["default_policy"].items())
-        assert algorithm.evaluate()["evaluation"]["episodes_this_iter"] == 3
-        algorithm.set_weights(before)
-        for name, value in algorithm.get_weights()["default_policy"].items():
-            np.testing.assert_array_equal(value, before["default_policy"][name])
-        assert set(algorithm.train()["agent_reward_mean"]) == {"team", "pair", "a0", "a1", "a2", "a3"}
 
 
 def test_every_kind_of_policy_learns_in_one_run() -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from menv import Policy, PolicySpec, SampleBatch
 from menv.algorithms import PPO, Algorithm
-from menv.base_env import ALL
 from menv.envs import TicTacToe
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.algorithms_e2e.shifts import NUMBERS, Shifts, mapped_to_themselves
+from tests.worlds import Several
 
 Rows = npt.NDArray[Any]
 SMALL: dict[str, Any] = {"sgd_minibatch_size": 8, "num_sgd_iter": 2, "seed": 1}
@@ -111,31 +110,30 @@ def test_where_a_fragment_is_cut_a_critic_sees_what_was_done_and_what_waits() ->
             assert batch[agent]["next_vf_preds"][-1] == pytest.approx(worth, abs=1e-6)
 
 
-class Resting(MultiAgentEnv):
+class Resting(Several):
     """Four agents that pause, die and return as the dice of the episode say; all see their number and the step."""
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b", "c", "d"]
-        self.observation_space = gym.spaces.Box(0.0, 50.0, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(3)
-        self.dice = np.random.default_rng(0)
+    possible_agents, length, cut = tuple("abcd"), 20, True
+    observation_space, action_space = gym.spaces.Box(0.0, 50.0, (2,), np.float32), gym.spaces.Discrete(3)
 
-    def observe(self) -> AgentDict:
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.dice, self.alive = np.random.default_rng(0), set[str]()
+
+    def observe(self) -> Any:
+        self.alive = self.alive if self.at else {"a", "b", "c"}
         chosen = [agent for agent in sorted(self.alive) if self.dice.random() < 0.5] or [min(self.alive)]
         return {agent: np.array([ord(agent) - 96, self.at], np.float32) for agent in chosen}
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
-        self.at, self.alive = 0, {"a", "b", "c"}
-        return self.observe(), {}
+    def pay(self, actions: Any) -> Any:
+        return {}
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        dead = {agent for agent in action_dict if agent != "a" and self.dice.random() < 0.1}
+    def dead(self, actions: Any) -> Any:
+        dead = {agent for agent in actions if agent != "a" and self.dice.random() < 0.1}
         if self.at > 3 and self.dice.random() < 0.3:
             self.alive |= {"d", "b"} - dead
         self.alive -= dead
-        return self.observe(), {}, {ALL: False, **dict.fromkeys(dead, True)}, {ALL: self.at == 20}, {}
+        return dead
 
 
 ENVS: dict[str, Any] = {"resting": Resting, "turns": TicTacToe, "kuhn": "openspiel:kuhn_poker"}
@@ -169,53 +167,7 @@ def test_where_fragments_end_changes_nothing_that_a_critic_sees(env: str, more: 
             assert cut[key] == whole[key], (fragment, key)
 
 
-def test_a_critic_of_a_game_of_turns_sees_the_newest_observation_of_the_other_player() -> None:
-    rows, compared = critic_rows("turns", 4, 60), 0
-    for (episode, agent, step), row in rows.items():
-        # 18 own numbers, then 18 of the other player, 9 choices and a flag.
-        before = rows.get((episode, 1 - agent, step - 1), [0.0] * 18)
-        if step == 0 or any(before):
-            assert row[18:] == [*before[:18], *[0.0] * 10]
-            compared += step > 0
-    assert compared > 30
-
-
-@pytest.mark.parametrize("fragment", [4, 200])
-def test_a_critic_of_kuhn_poker_sees_the_card_and_the_bets_that_the_other_player_knows(fragment: int) -> None:
-    rows = critic_rows("kuhn", fragment, 120)
-    cards = {(key[0], int(row[1])): row[2:5] for key, row in rows.items()}
-    later = 0
-    for (episode, _, _), row in rows.items():
-        # A player knows who it is, its card and, as pairs, the moves before. Nobody else moves in its env step.
-        assert len(row) == 11 + 11 + 2 + 1
-        if not any(row[5:11]):
-            assert row == [1.0, 0.0, *cards[episode, 0], *[0.0] * 6, *[0.0] * 14]
-        elif row[1] == 1.0 and (episode, 0) in cards:
-            assert row[11:] == [1.0, 0.0, *cards[episode, 0], *[0.0] * 6, *[0.0] * 3]
-        elif (episode, 1) in cards:
-            # The first player acts again after it passed and the other one bet.
-            assert row[5:11] == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
-            assert row[11:] == [0.0, 1.0, *cards[episode, 1], 1.0, 0.0, *[0.0] * 4, *[0.0] * 3]
-            later += 1
-    assert later > 5
-
-
-def test_environments_and_episodes_are_kept_apart() -> None:
-    multiagent = {"policies": ["all"], "policy_mapping_fn": lambda agent_id, **kw: "all"}
-    config = {**SMALL, "critic_obs": "all_agents", "multiagent": multiagent, "num_envs_per_worker": 3}
-    with PPO(env=Shifts, config={**config, "rollout_fragment_length": 15}) as algo:
-        batch = algo.sample()["all"]
-    names = np.array(["", "a", "b", "c"])[batch["obs"][:, 0].astype(int)]
-    for eps_id in set(batch["eps_id"].tolist()):
-        mine = batch["eps_id"] == eps_id
-        acted = {}
-        for agent in "abc":
-            hers = mine & (names == agent)
-            acted[agent] = dict(zip(batch["obs"][hers, 1], batch["actions"][hers], strict=True))
-        for row in np.flatnonzero(mine):
-            step = int(batch["obs"][row, 1])
-            assert batch["critic_obs"][row].tolist() == expected_row(names[row], step, acted)
-    assert len(set(batch["eps_id"].tolist())) == 9
+BOX: Any = gym.spaces.Box(0.0, 9.0, (1,), np.float32)
 
 
 class Counts(Policy):
@@ -225,28 +177,18 @@ class Counts(Policy):
         return [np.int64(5 + int(obs[0]) % 2) for obs in obs_batch], [], {}
 
 
-class Mixed(MultiAgentEnv):
+class Mixed(Several):
     """Agents of four kinds, two of them alike, for three steps; everybody sees the step."""
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["p", "q", "r", "s"]
-        box, three = gym.spaces.Box(0.0, 9.0, (1,), np.float32), gym.spaces.Discrete(4)
-        self.observation_spaces = {"p": box, "q": three, "r": box, "s": box}
-        pair = gym.spaces.Discrete(2)
-        force = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.action_spaces = {"p": pair, "q": force, "r": pair, "s": gym.spaces.Discrete(2, start=5)}
+    possible_agents, length = "pqrs", 3
+    observation_spaces = dict.fromkeys("prs", BOX) | {"q": gym.spaces.Discrete(4)}
+    action_spaces = dict.fromkeys("pr", gym.spaces.Discrete(2)) | {
+        "q": gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
+        "s": gym.spaces.Discrete(2, start=5),
+    }
 
-    def observe(self) -> AgentDict:
-        return {agent: self.at if agent == "q" else np.array([self.at], np.float32) for agent in "pqrs"}
-
-    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-        self.at = 0
-        return self.observe(), {}
-
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        return self.observe(), {}, {ALL: self.at == 3}, {ALL: False}, {}
+    def see(self, agent: str) -> Any:
+        return self.at if agent == "q" else np.array([self.at], np.float32)
 
 
 def test_agents_with_equal_spaces_lie_together_and_every_kind_of_action_becomes_numbers() -> None:

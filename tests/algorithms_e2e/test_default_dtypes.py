@@ -15,6 +15,7 @@ from menv import PolicySpec
 from menv.algorithms import DQN, PPO, QMIX, PPOPolicy
 from menv.envs import TicTacToe, TwoStepGame
 from menv.errors import ConfigError
+from tests.worlds import Alone
 
 SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 2, "seed": 1}
 REPLAYED: dict[str, Any] = {
@@ -30,26 +31,16 @@ SHARED = {
 }
 
 
-class Pictures(gym.Env[Any, Any]):
+class Pictures(Alone):
     """Shows noise as images of bytes and pays for one of two choices."""
 
-    observation_space = gym.spaces.Box(0, 255, (24, 24, 1), np.uint8)
-    action_space = gym.spaces.Discrete(2)
+    observation_space, length = gym.spaces.Box(0, 255, (24, 24, 1), np.uint8), 8
 
-    def __init__(self, context: Any = None) -> None:
-        self.at = 0
-
-    def drawn(self) -> Any:
+    def see(self) -> Any:
         return self.np_random.integers(0, 256, (24, 24, 1)).astype(np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.at = 0
-        return self.drawn(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.at += 1
-        return self.drawn(), float(action), self.at == 8, False, {}
+    def pay(self, action: Any) -> float:
+        return float(action)
 
 
 class Single(nn.Module):

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pettingzoo import ParallelEnv
 
-from menv import BaseEnv, DefaultCallbacks, MultiAgentEnv, VectorEnv
+from menv import BaseEnv, DefaultCallbacks
 from menv.algorithms import PPO
 from menv.errors import EnvFaultWarning
 from menv.wrappers import ParallelPettingZooEnv
+from tests.worlds import Alone, InStep, Several
 
 SMALL = {
     "rollout_fragment_length": 30,
@@ -35,49 +35,35 @@ def shown(score: float) -> Any:
     return np.full(1, score, np.float32)
 
 
-class Lone(gym.Env[Any, Any]):
-    """One agent; the score is what the environment alone knows."""
+class Lone(Alone):
+    """One agent; it alone knows the score, which is the env step."""
 
-    observation_space, action_space = OBS, ACTIONS
+    observation_space = OBS
 
     def __init__(self, config: Any = None, length: int = 0) -> None:
-        self.length = length or LENGTHS[config.vector_index]
-        self.score = -1.0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.score = 0.0
-        return shown(0.0), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.score += 1
-        return shown(self.score), 1.0, self.score >= self.length, False, {}
+        super().__init__(config, length or LENGTHS[config.vector_index])
 
     def told(self) -> float:
-        return self.score
+        return self.at
 
 
-class Pair(MultiAgentEnv):
+class Pair(Several):
     """Two agents; with `silent`, nobody acts in the last two steps."""
 
+    observation_space = OBS
+
     def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.observation_space, self.action_space = OBS, ACTIONS
-        self.length, self.silent = LENGTHS[config.vector_index], config.get("silent", False)
-        self.score = -1.0
+        super().__init__(config)
+        self.length = LENGTHS[config.vector_index]
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[Any, Any]]:
-        self.score = 0.0
-        return dict.fromkeys("ab", shown(0.0)), {}
+    def shown(self) -> Any:
+        return "" if self.config.get("silent") and self.at > self.length - 2 else "ab"
 
-    def step(self, actions: Any) -> tuple[Any, ...]:
-        self.score += 1
-        over = self.score >= self.length
-        seen = {} if self.silent and self.score > self.length - 2 else dict.fromkeys("ab", shown(self.score))
-        return seen, dict.fromkeys("ab", 1.0), {"__all__": over}, {"__all__": False}, {}
+    def pay(self, actions: Any) -> Any:
+        return {"a": 1.0, "b": 1.0}
 
     def told(self) -> float:
-        return self.score
+        return self.at
 
 
 class Game(ParallelEnv):  # type: ignore[misc]
@@ -110,25 +96,8 @@ class Game(ParallelEnv):  # type: ignore[misc]
         return self.score
 
 
-class Fleet(VectorEnv):
-    """Two sub-environments that step together."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(OBS, ACTIONS, 2)
-        self.envs = [Lone(length=length) for length in LENGTHS]
-
-    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> tuple[Any, Any]:
-        return [env.reset()[0] for env in self.envs], [{}, {}]
-
-    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
-        return self.envs[index or 0].reset()
-
-    def vector_step(self, actions: Any) -> tuple[Any, ...]:
-        obs, rewards, terminateds, truncateds, infos = zip(*(env.step(0) for env in self.envs), strict=True)
-        return list(obs), list(rewards), list(terminateds), list(truncateds), list(infos)
-
-    def get_sub_environments(self) -> list[Any]:
-        return self.envs
+def fleet(config: Any) -> Any:
+    return InStep([Lone(length=length) for length in LENGTHS])
 
 
 class Dicts(BaseEnv):
@@ -193,7 +162,7 @@ WORLDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "steps without an agent": (Pair, {"env_config": {"silent": True}}),
     "steps without an agent elsewhere": (Pair, {"env_config": {"silent": True}, "remote_worker_envs": True}),
     "PettingZoo": (lambda config: ParallelPettingZooEnv(Game(LENGTHS[config.vector_index])), {}),
-    "VectorEnv": (Fleet, {"num_envs_per_worker": 1}),
+    "VectorEnv": (fleet, {"num_envs_per_worker": 1}),
     "six dicts": (Dicts, {"num_envs_per_worker": 1}),
     "vector, next step": (vectorised(AutoresetMode.NEXT_STEP, LENGTHS), {}),
     "vector, next step, together": (vectorised(AutoresetMode.NEXT_STEP, (7, 7)), {}),
@@ -253,8 +222,8 @@ def test_a_hook_of_an_end_that_raises_leaves_a_run_that_goes_on(remote: bool) ->
 
 def test_crashes_beside_an_end_cost_their_own_episode_only() -> None:
     class Shaky(Pair):
-        def step(self, actions: Any) -> tuple[Any, ...]:
-            if self.length == LENGTHS[1] and self.score == LENGTHS[0] - 1:
+        def step(self, actions: Any) -> Any:
+            if self.length == LENGTHS[1] and self.at == LENGTHS[0] - 1:
                 raise RuntimeError("shaky")
             return super().step(actions)
 

@@ -18,38 +18,30 @@ from menv.base_env import ALL
 from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning
 from tests.algorithms_e2e.test_callbacks import spying
 from tests.checkpoints.runs import SMALL, resumed_twice, trained, weights_of
+from tests.inside import base_env, metrics, sampler
 from tests.sampling.reference_envs import Steady
+from tests.worlds import Alone
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
 LENGTH = 6
 OBS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 
 
-class Rickety(gym.Env[Any, Any]):
+class Rickety(Alone):
     """Raises in some steps and some resets; its seed decides in which, but for the first reset."""
 
-    observation_space = OBS
-    action_space = gym.spaces.Discrete(2)
+    observation_space, length = OBS, LENGTH
     in_steps, in_resets = 0.02, 0.1
 
-    def __init__(self, context: Any = None) -> None:
-        self.at, self.resets = 0, 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.at, self.resets = 0, self.resets + 1
-        if self.np_random.random() < self.in_resets and self.resets > 1:
+    def see(self) -> Any:
+        if not self.at and self.np_random.random() < self.in_resets and self.episode:
             raise OSError("the simulator does not answer")
-        return self.observe(), {}
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
 
-    def step(self, action: Any) -> Any:
-        self.at += 1
+    def pay(self, action: Any) -> float:
         if self.np_random.random() < self.in_steps:
             raise ZeroDivisionError("no wheels")
-        return self.observe(), 1.0, self.at == LENGTH, False, {}
-
-    def observe(self) -> Any:
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        return 1.0
 
 
 class RicketyTeam(MultiAgentEnv):
@@ -126,7 +118,7 @@ def test_callbacks_hear_of_the_new_environment_and_not_of_the_end_of_the_lost_ep
     spy, calls = spying(*hooks, *(["on_postprocess_trajectory"] if pieces else []))
     with PPO(env=kind, config={**SMALL, "callbacks": spy, "env_config": {"a": 1}}) as algo:
         results = [algo.train() for _ in range(4)]
-        envs = algo._base_env.get_sub_environments()
+        envs = base_env(algo).get_sub_environments()
     crashes = results[-1]["faulty_episodes_total"]
     created = [call for hook, call in calls if hook == hooks[0]]
     assert len(created) >= 3 + crashes > 6
@@ -154,11 +146,11 @@ def test_the_unclaimed_rewards_of_lost_episodes_are_in_the_result() -> None:
 
     with PPO(env=Paid, config=SMALL) as algo:
         batches = [algo.sample() for _ in range(4)]
-        running = sum(episode.unclaimed_rewards for episode in algo._sampler.running.values())
-        unclaimed = algo._metrics.summary()["unclaimed_rewards"]
+        running = sum(episode.unclaimed_rewards for episode in sampler(algo).running.values())
+        unclaimed = metrics(algo).summary()["unclaimed_rewards"]
         got = sum(float(batch["default_policy"]["rewards"].sum()) for batch in batches)
         assert unclaimed > 0
-        assert got + algo._sampler.held_rewards() + unclaimed + running == Paid.paid
+        assert got + sampler(algo).held_rewards() + unclaimed + running == Paid.paid
 
 
 @pytest.mark.each_value
@@ -263,9 +255,7 @@ def test_all_environments_are_closed_where_one_cannot_be() -> None:
     algorithm = PPO(env=lambda context: Closes(), config=TINY)
     algorithm.sample()
     algorithm.evaluate()
-    with pytest.raises(
-        EnvCrashError, match=r"^env 3 close: raised OSError: no window of number \d"
-    ) as caught:
+    with pytest.raises(EnvCrashError, match="OSError") as caught:
         algorithm.stop()
     assert isinstance(caught.value.__cause__, OSError)
     # Those of the evaluation too.

@@ -14,6 +14,7 @@ from menv.algorithms import DQN, PPO, QMIX, Algorithm
 from menv.wrappers.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
 from tests.algorithms_e2e.test_faults import LENGTH, OBS, Rickety, RicketyTeam
 from tests.checkpoints.runs import REPLAYED, SMALL
+from tests.inside import metrics
 from tests.wrappers_pettingzoo.small_games import Together, Turns
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
@@ -102,7 +103,7 @@ def test_a_policy_of_ones_own_remembers_nothing_of_a_lost_episode() -> None:
     with PPO(env=RicketyPair, config={**SMALL, "multiagent": multiagent}) as algo:
         for _ in range(5):
             algo.sample()
-        assert algo._metrics.summary()["faulty_episodes_total"] > 2
+        assert metrics(algo).summary()["faulty_episodes_total"] > 2
 
 
 def test_rows_of_a_batch_are_never_those_whose_step_raised() -> None:
@@ -114,7 +115,7 @@ def test_rows_of_a_batch_are_never_those_whose_step_raised() -> None:
         def reset(self, **kwargs: Any) -> Any:
             obs, info = super().reset(**kwargs)
             Numbered.episodes += 1
-            self.episode = Numbered.episodes / 1000
+            self.number_of_episode = Numbered.episodes / 1000
             return self.number(obs), info
 
         def step(self, action: Any) -> Any:
@@ -122,11 +123,11 @@ def test_rows_of_a_batch_are_never_those_whose_step_raised() -> None:
             return self.number(obs), *rest
 
         def number(self, obs: Any) -> Any:
-            return np.array([self.episode, self.at / 10, obs[0]], np.float32)
+            return np.array([self.number_of_episode, self.at / 10, obs[0]], np.float32)
 
     with PPO(env=Numbered, config={**SMALL, "rollout_fragment_length": 50}) as algo:
         batches = [algo.sample()["default_policy"] for _ in range(6)]
-        assert algo._metrics.summary()["faulty_episodes_total"] > 2
+        assert metrics(algo).summary()["faulty_episodes_total"] > 2
     rows: Counter[Any] = Counter()
     for batch in batches:
         np.testing.assert_array_equal(batch["obs"][:, 0], batch["new_obs"][:, 0])

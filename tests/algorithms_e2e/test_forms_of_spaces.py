@@ -312,7 +312,7 @@ def test_an_observation_space_wider_than_the_environments_is_taken(where: str) -
     "narrow", [spaces.Box(-0.5, 1.0, (3,)), spaces.Box(-1.0, 1.0, (4,)), spaces.Box(-1, 1, (3,), np.int8)]
 )
 def test_an_observation_space_that_does_not_hold_the_environments_is_refused(narrow: Any) -> None:
-    with pytest.raises(ConfigError, match=r"expected that of its agent 'car', .*, or one that holds it"):
+    with pytest.raises(ConfigError, match="'car'"):
         league(InDictSpaces, observation_space={"car": narrow})
 
 

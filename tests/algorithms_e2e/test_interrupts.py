@@ -12,23 +12,23 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 
-from menv import MultiAgentEnv
 from menv.algorithms import DQN, PPO
 from menv.algorithms.rollouts import LocalRollouts
 from menv.callbacks import DefaultCallbacks
 from menv.envs import TicTacToe
 from menv.sample_batch import SampleBatch
 from tests.checkpoints.runs import resumed_twice, weights_of
+from tests.inside import base_env, metrics
 from tests.interrupting import Alarm, raised_at
+from tests.worlds import Alone, Several
 
-SPACE = Box(0, 100, (1,), np.float32)
 LENGTH = 7
 
 
-class Counted(gym.Env[Any, Any]):
-    """Pays 1 a step, and shows how many there were; raises once when it is told to.
+class Counted(Alone):
+    """Shows how many steps there were; raises once when it is told to.
 
     Attributes:
         due: How many steps or resets of all environments are left until it raises; below 0 for never.
@@ -36,50 +36,28 @@ class Counted(gym.Env[Any, Any]):
         error: What it raises.
     """
 
-    observation_space, action_space = SPACE, Discrete(2)
+    observation_space, length = Box(0, 100, (1,), np.float32), LENGTH
     due, what, error = -1, "step", KeyboardInterrupt
 
-    def __init__(self, _: Any = None) -> None:
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.steps = 0
-        _count_down("reset")
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        _count_down("step")
-        return np.full(1, self.steps, np.float32), 1.0, self.steps == LENGTH, False, {}
+    def see(self) -> Any:
+        _count_down("step" if self.at else "reset")
+        return super().see()
 
 
-class CountedAgents(MultiAgentEnv):
+class CountedAgents(Several):
     """Two agents in the same way, one of which pauses every other step."""
 
-    possible_agents = ["a", "b"]  # noqa: RUF012
-    observation_space, action_space = SPACE, Discrete(2)
+    observation_space, length = Counted.observation_space, LENGTH
 
-    def __init__(self, _: Any = None) -> None:
-        super().__init__()
-        self.steps = 0
+    def shown(self) -> Any:
+        return self.possible_agents if self.at % 2 == 0 else ["a"]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.steps = 0
-        _count_down("reset")
-        return {agent: np.zeros(1, np.float32) for agent in self.possible_agents}, {}
+    def pay(self, actions: Any) -> Any:
+        return dict.fromkeys(self.possible_agents, 1.0)
 
-    def step(self, action_dict: dict[Any, Any]) -> Any:
-        self.steps += 1
-        _count_down("step")
-        who = self.possible_agents if self.steps % 2 == 0 else ["a"]
-        over = {"__all__": self.steps == LENGTH}
-        return (
-            {agent: np.full(1, self.steps, np.float32) for agent in who},
-            dict.fromkeys(self.possible_agents, 1.0),
-            over,
-            {"__all__": False},
-            {},
-        )
+    def observe(self) -> Any:
+        _count_down("step" if self.at else "reset")
+        return super().observe()
 
 
 def _count_down(what: str) -> None:
@@ -174,14 +152,14 @@ def test_a_run_in_other_processes_can_be_saved_and_restored_where_it_is(env: Any
     config = {**SMALL, "engine": "process", "remote_worker_envs": True, "train_batch_size": 30}
     with PPO(env=env, config=config) as algo:
         algo.train()
-        send, left = algo._base_env.send_actions, itertools.count()
+        send, left = base_env(algo).send_actions, itertools.count()
 
         def interrupted_once(*args: Any) -> None:
             if next(left) == 5:
                 raise KeyboardInterrupt
             send(*args)
 
-        algo._base_env.send_actions = interrupted_once  # type: ignore[method-assign,assignment]
+        base_env(algo).send_actions = interrupted_once
         with pytest.raises(KeyboardInterrupt):
             algo.train()
         algo.save(tmp_path)
@@ -210,16 +188,6 @@ def test_fragments_of_a_batch_that_was_not_full_are_forgotten_by_a_restore(
                 found[key] for key in ("digest", "num_agent_steps_sampled", "num_agent_steps_trained")
             ] == [wanted[key] for key in ("digest", "num_agent_steps_sampled", "num_agent_steps_trained")]
             assert weights_of(algo) == weights
-
-
-def test_two_runs_that_are_interrupted_at_the_same_step_are_equal() -> None:
-    digests = []
-    for _ in range(2):
-        with PPO(env=CountedAgents, config=SMALL) as algo:
-            algo.train()
-            interrupted(algo, 31)
-            digests.append(algo.train()["digest"])
-    assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -312,14 +280,14 @@ def test_sampling_may_be_interrupted_anywhere(make: Callable[[], Any], stride: i
         algo.sample()
         algo.sample()
         for instruction in itertools.count(1, stride):
-            before = algo._metrics.episodes_not_resumed
+            before = metrics(algo).episodes_not_resumed
             if not raised_at(instruction, algo.sample):
                 break
             batch = algo.sample()
             assert batch.env_steps() >= 4
             for rows in batch.policy_batches.values():
                 check_rows(rows)
-            assert algo._metrics.episodes_not_resumed - before <= 2
+            assert metrics(algo).episodes_not_resumed - before <= 2
         assert instruction > 5000
         algo._rollouts.state()
 

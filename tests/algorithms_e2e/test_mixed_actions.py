@@ -17,7 +17,6 @@ from menv.algorithms.algorithm import Algorithm
 from menv.checking import check_env
 from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv
-from menv.wrappers import ParallelPettingZooEnv
 from tests.algorithms_e2e.roads import BY_CAR, DRIVE, SEEN, Convoy, Road
 from tests.algorithms_e2e.test_ppo_spaces import Spaces
 
@@ -102,58 +101,8 @@ def same_weights(one: Any, other: Any) -> bool:
     )
 
 
-@pytest.mark.slow
-def test_workers_train_as_one_process_does_to_the_last_bit() -> None:
-    found = []
-    for workers, each in ((0, 2), (2, 1)):
-        sizes = {"num_workers": workers, "num_envs_per_worker": each, "engine": "process"}
-        config = {**SMALL, "multiagent": BY_CAR, **sizes}
-        with PPO(env=convoy, config=config) as algorithm:
-            found.append((algorithm.train()["digest"], algorithm.get_weights()))
-    assert found[0][0] == found[1][0]
-    assert same_weights(found[0][1], found[1][1])
-
-
 def as_gym_vector(context: Any) -> Any:
     return gym.vector.SyncVectorEnv([Road, Road])
-
-
-class Parallel:
-    """The convoy as a game of PettingZoo."""
-
-    metadata: dict[str, Any] = {"name": "convoy"}  # noqa: RUF012
-    render_mode = None
-
-    def __init__(self) -> None:
-        self.inner = Convoy()
-        self.possible_agents = self.inner.possible_agents
-        self.agents: list[str] = []
-
-    def observation_space(self, agent: str) -> Any:
-        return self.inner.get_observation_space(agent)
-
-    def action_space(self, agent: str) -> Any:
-        return self.inner.get_action_space(agent)
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents = list(self.possible_agents)
-        obs, _ = self.inner.reset(seed=seed)
-        return obs, {key: {} for key in obs}
-
-    def step(self, actions: Any) -> Any:
-        _, rewards, over, _, _ = self.inner.step(actions)
-        obs = {agent: self.inner.roads[agent].see() for agent in self.agents}
-        ends = dict.fromkeys(self.agents, over["__all__"])
-        found: Any = obs, rewards, ends, dict.fromkeys(self.agents, False), {key: {} for key in self.agents}
-        self.agents = [] if over["__all__"] else self.agents
-        return found
-
-    def close(self) -> None:
-        """Hold nothing."""
-
-
-def as_pettingzoo(context: Any) -> Any:
-    return ParallelPettingZooEnv(Parallel())
 
 
 FAR = {"remote_worker_envs": True, "engine": "process"}
@@ -163,7 +112,6 @@ FAR = {"remote_worker_envs": True, "engine": "process"}
     ("env", "more"),
     [
         (as_gym_vector, {}),
-        (as_pettingzoo, {"multiagent": BY_CAR}),
         pytest.param(road, {**FAR, "num_envs_per_worker": 2}, marks=pytest.mark.slow),
         (convoy, {"multiagent": {**BY_CAR, "policies": {"car": None, "truck": RandomPolicy}}}),
         (convoy, {"multiagent": BY_CAR, "critic_obs": "all_agents", "env_config": {"mask": "flat"}}),
@@ -171,7 +119,7 @@ FAR = {"remote_worker_envs": True, "engine": "process"}
         (road, {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 2})]}),
         (road, {"inference": "torch", "vf_clip_param": 10.0, "entropy_coeff": 0.01}),
     ],
-    ids=["vector", "pettingzoo", "remote", "random", "critic", "filter", "frames", "torch"],
+    ids=["vector", "remote", "random", "critic", "filter", "frames", "torch"],
 )  # fmt: skip
 def test_every_kind_of_environment_and_setting_trains(env: Any, more: dict[str, Any]) -> None:
     with PPO(env=env, config={**SMALL, **more}) as algorithm:

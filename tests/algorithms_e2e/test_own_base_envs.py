@@ -13,7 +13,6 @@ from menv import BaseEnv
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.errors import ContractError
-from menv.sampling import rollout_loop
 
 LENGTH = 4
 TOGETHER = 12
@@ -98,12 +97,10 @@ def test_nobody_waits_for_the_share_of_a_sub_environment_that_went_for_good(batc
 
 
 def test_one_of_a_declared_number_that_went_for_good_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_loop, "_EMPTY_POLLS", 50)
+    monkeypatch.setattr("menv.sampling.rollout_loop._EMPTY_POLLS", 50)
     with built(Counted, env_config={"leave": True}) as algo:
         algo.train()
-        with pytest.raises(
-            ContractError, match=r"env 2 ended for good, .* new env id, .* leave num_envs out"
-        ):
+        with pytest.raises(ContractError, match="num_envs"):
             algo.train()
 
 

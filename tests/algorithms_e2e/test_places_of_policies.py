@@ -8,38 +8,30 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks, PolicySpec
 from menv.algorithms import DQN, PPO, Algorithm
 from menv.base_env import ALL
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.multi_agent_env import AgentDict, StepDicts
+from tests.inside import policy_set
+from tests.worlds import Several
 
 LENGTH = 25
 
 
-class Constant(MultiAgentEnv):
+class Constant(Several):
     """Raises if "b", whose policies always do the same, does something else in an episode than at its beginning."""
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(3)
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space, length, done = gym.spaces.Discrete(3), LENGTH, -1
 
-    def observe(self) -> AgentDict:
-        return {agent: np.full(2, self.at / LENGTH, np.float32) for agent in "ab"}
+    def see(self, agent: str) -> Any:
+        return np.full(2, self.at / LENGTH, np.float32)
 
-    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-        self.at = 0
-        self.done: int | None = None
-        return self.observe(), {}
-
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        action = int(action_dict["b"])
-        if self.done not in (None, action):
+    def pay(self, actions: Any) -> Any:
+        action = int(actions["b"])
+        if self.at > 1 and self.done != action:
             raise RuntimeError(f"{action} after {self.done}")
         self.done = action
-        return self.observe(), {"a": 1.0, "b": 2.0}, {ALL: self.at == LENGTH}, {ALL: False}, {}
+        return {"a": 1.0, "b": 2.0}
 
 
 def to(policy_id: str) -> Any:
@@ -63,7 +55,7 @@ def config_of(**settings: Any) -> dict[str, Any]:
 
 
 def places(algo: Algorithm) -> int:
-    return sum(built.networks.backend.policies for built in algo._policy_set.learners.nets)
+    return sum(built.networks.backend.policies for built in policy_set(algo).learners.nets)
 
 
 SMALL = {"sgd_minibatch_size": 20, "num_sgd_iter": 1}
@@ -98,45 +90,6 @@ def test_places_are_used_again_and_nobody_answers_in_episodes_of_before(kind: An
         assert set(algo.get_weights()) == {"main", "version 5", "version 6"}
         # An episode takes two or three rounds.
         assert places(algo) <= 6
-
-
-def test_who_holds_a_policy_that_was_removed_goes_on_with_its_weights() -> None:
-    with PPO(config=config_of(**SMALL)) as algo:
-        held = algo.add_policy("old", policy_mapping_fn=to("old"), policies_to_train=["main"])
-        always(algo, "old", 2)
-        weights = held.get_weights()
-        algo.remove_policy("old", policy_mapping_fn=to("main"))
-        algo.add_policy("new", policy_mapping_fn=to("new"), policies_to_train=["main"])
-        assert places(algo) == 2
-        always(algo, "new", 1)
-        assert held.act(np.zeros(2, np.float32)) == 2
-        assert all(np.array_equal(value, weights[name]) for name, value in held.get_weights().items())
-
-
-def test_a_policy_that_is_changed_for_another_in_the_midst_of_a_fragment_has_a_place_of_its_own() -> None:
-    class Changing(DefaultCallbacks):
-        number = 0
-
-        def on_episode_end(self, *, worker: Any, **kwargs: Any) -> None:
-            algo, number = ALGORITHMS[0], self.number
-            new = f"version {number}"
-            algo.add_policy(new, PolicySpec(), policy_mapping_fn=to(new), policies_to_train=["main"])
-            always(algo, new, number % 3)
-            if number:
-                algo.remove_policy(f"version {number - 1}")
-            self.number += 1
-
-    with PPO(config=config_of(**SMALL, callbacks=Changing)) as algo:
-        ALGORITHMS[:] = [algo]
-        always(algo, "main", 0)
-        for _ in range(10):
-            batch = algo.sample()
-            for policy_id in batch.policy_batches.keys() - {"main"}:
-                assert set(batch[policy_id]["actions"]) == {int(policy_id.split()[1]) % 3}
-        assert algo.train()["faulty_episodes_total"] == 0
-
-
-ALGORITHMS: list[Algorithm] = []
 
 
 class Late(Constant):

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from menv import DefaultCallbacks, Episode, MultiAgentEnv, PolicySpec, RandomPolicy, SampleBatch
+from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy, SampleBatch
 from menv.algorithms import PPO, PPOPolicy, compute_advantages
-from menv.algorithms.ppo.advantages import gae
 from tests.algorithms_e2e.looking import Judge, Others, steps_of, watching
 from tests.algorithms_e2e.shifts import Shifts, mapped_to_themselves
+from tests.inside import sampler
+from tests.worlds import Several
 
 SMALL = {"sgd_minibatch_size": 8, "num_sgd_iter": 2, "seed": 1}
 EACH = {"policy_mapping_fn": mapped_to_themselves}
@@ -39,18 +40,6 @@ def test_others_are_the_rows_of_every_other_agent_of_the_episode_whoever_answers
     assert batch["a"].count == 8
 
 
-def test_both_lives_of_an_agent_are_in_one_batch() -> None:
-    watch, seen = watching()
-    policies = {"a": None, "b": PolicySpec(watch), "c": None}
-    config = {**SMALL, "rollout_fragment_length": 5, "multiagent": {"policies": policies, **EACH}}
-    with PPO(env=Shifts, config=config) as algo:
-        algo.sample()
-    ((_, others, _),) = seen
-    assert steps_of(others["a"]) == [0, 1, 2, 4]
-    assert others["a"].segments.lengths.tolist() == [3, 1]
-    assert others["a"]["terminateds"].tolist() == [False, False, True, True]
-
-
 def test_agents_of_one_policy_see_each_other_and_rows_are_lined_up_by_their_env_step() -> None:
     watch, seen = watching()
     multiagent = {"policies": {"all": PolicySpec(watch)}, "policy_mapping_fn": lambda agent_id, **kw: "all"}
@@ -73,28 +62,20 @@ def test_agents_of_one_policy_see_each_other_and_rows_are_lined_up_by_their_env_
         assert last[1] - last[0] == (2 if paused else 1)
 
 
-class Silence(MultiAgentEnv):
+class Silence(Several):
     """One agent, which is done after its first step; nobody waits for two steps then, and it comes back."""
 
-    possible_agents = ["a"]  # noqa: RUF012
+    possible_agents, length, cut = ("a",), 6, True
     observation_space = action_space = gym.spaces.Discrete(9)
-    step_count = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.step_count = 0
-        return {"a": 0}, {}
+    def shown(self) -> Any:
+        return "a" if self.at < 2 or self.at > 3 else ""
 
-    def step(self, actions: Any) -> Any:
-        self.step_count += 1
-        gone = self.step_count == 1
-        obs = {"a": self.step_count} if gone or self.step_count > 3 else {}
-        return (
-            obs,
-            {"a": 1.0} if obs else {},
-            {"a": gone, "__all__": False},
-            {"__all__": self.step_count == 6},
-            {},
-        )
+    def see(self, agent: str) -> Any:
+        return self.at
+
+    def dead(self, actions: Any) -> Any:
+        return "a" if self.at == 1 else ""
 
 
 @pytest.mark.usefixtures("sent_whole")
@@ -197,15 +178,6 @@ def test_what_one_agent_writes_into_its_rows_no_other_agent_sees() -> None:
     assert all((batch[agent]["rewards"] == 0.0).all() for agent in "abc")
 
 
-def test_a_policy_that_answers_by_itself_may_look_at_its_trajectories_too() -> None:
-    watch, seen = watching(base=RandomPolicy)
-    policies = {"a": PolicySpec(watch), "b": None, "c": None}
-    config = {**SMALL, "rollout_fragment_length": 5, "multiagent": {"policies": policies, **EACH}}
-    with PPO(env=Shifts, config=config) as algo:
-        algo.sample()
-    assert [set(others) for _, others, _ in seen] == [{"b", "c"}] * 2
-
-
 def test_values_of_ones_own_are_what_advantages_are_made_of() -> None:
     class Priced(PPOPolicy):
         def postprocess_trajectory(
@@ -267,19 +239,13 @@ def test_advantages_are_computed_for_several_pieces_at_once_as_for_each() -> Non
         for one, value in zip(pieces, worth, strict=True)
     ]
     assert np.array_equal(found, np.concatenate([one["advantages"] for one in each]))
-    over = next(one for one in pieces if one["terminateds"][-1])
-    by_hand = gae(
-        over["rewards"], over["vf_preds"], np.append(over["vf_preds"][1:], 0.0),
-        np.arange(over.count) == over.count - 1, 0.9, 0.8,
-    )  # fmt: skip
-    assert np.array_equal(compute_advantages(over, 100.0, gamma=0.9, lambda_=0.8)["advantages"], by_hand)
 
 
 def test_nothing_is_kept_where_nobody_looks() -> None:
     with PPO(env=Shifts, config={**SMALL, "train_batch_size": 30}) as algo:
         batch = algo.sample()["default_policy"]
         assert not {"env_t", "next_env_t", "next_vf_preds", "critic_obs"} & set(batch)
-        assert not algo._sampler.episodes
+        assert not sampler(algo).episodes
 
 
 @pytest.mark.slow

@@ -8,29 +8,30 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import MultiAgentEnv, PolicySpec
+from menv import PolicySpec
 from menv.algorithms import PPO
 from menv.algorithms.sequences import state_before
 from tests.algorithms_e2e.looking import watching
 from tests.algorithms_e2e.test_ppo import tiny
+from tests.worlds import Alone, Several
 
 
-class Spaces(gym.Env[Any, Any]):
+class Spaces(Alone):
     """Samples observations and checks the actions it is given."""
 
+    length = 5
+
     def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__()
         self.observation_space, self.action_space = observation_space, action_space
-        self.at = 0
+        observation_space.seed(0)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.observation_space.seed(seed)
-        self.at = 0
-        return self.observation_space.sample(), {}
+    def see(self) -> Any:
+        return self.observation_space.sample()
 
-    def step(self, action: Any) -> Any:
-        self.at += 1
+    def pay(self, action: Any) -> float:
         assert self.action_space.contains(action) or self.action_space.contains(np.array(action)), action
-        return self.observation_space.sample(), 1.0, self.at == 5, False, {}
+        return 1.0
 
 
 OBSERVATIONS = [
@@ -79,29 +80,19 @@ MASKED = gym.spaces.Dict(
 )
 
 
-class OnlyOne(gym.Env[Any, Any]):
+class OnlyOne(Alone):
     """Allows one or two actions at a time and raises on any other."""
 
-    observation_space = MASKED
-    action_space = gym.spaces.Discrete(4)
-
-    def __init__(self, context: Any = None) -> None:
-        self.at = 0
+    observation_space, action_space, length = MASKED, gym.spaces.Discrete(4), 9
 
     def see(self) -> Any:
-        mask = np.zeros(4, np.int8)
-        mask[[self.at % 4, self.at * 3 % 4]] = 1
-        self.mask = mask
-        return {"observations": np.full(2, self.at / 20, np.float32), "action_mask": mask}
+        self.mask = np.zeros(4, np.int8)
+        self.mask[[self.at % 4, self.at * 3 % 4]] = 1
+        return {"observations": np.full(2, self.at / 20, np.float32), "action_mask": self.mask}
 
-    def reset(self, **kwargs: Any) -> Any:
-        self.at = 0
-        return self.see(), {}
-
-    def step(self, action: Any) -> Any:
+    def pay(self, action: Any) -> float:
         assert self.mask[action], f"illegal action {action}"
-        self.at += 1
-        return self.see(), 1.0, self.at == 9, False, {}
+        return 1.0
 
 
 @pytest.mark.parametrize("inference", ["onnx", "torch"])
@@ -136,29 +127,20 @@ def test_box_actions_are_scaled_for_the_environment_and_kept_raw_in_the_batch() 
     assert own.min() < 0
 
 
-class Alternating(MultiAgentEnv):
+class Alternating(Several):
     """Two agents take turns, "a" first; an episode has 20 of them."""
 
-    possible_agents = ["a", "b"]  # noqa: RUF012
     observation_space = gym.spaces.Box(-1.0, 1.0, (2, 3), np.float32)
-    action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space, length = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), 20
 
-    def observe(self) -> Any:
-        return {"ab"[self.at % 2]: np.full((2, 3), self.at / 20, np.float32)}
+    def shown(self) -> Any:
+        return "ab"[self.at % 2]
 
-    def reset(self, **kwargs: Any) -> Any:
-        self.at = 0
-        return self.observe(), {}
+    def see(self, agent: str) -> Any:
+        return np.full((2, 3), self.at / 20, np.float32)
 
-    def step(self, action_dict: Any) -> Any:
-        self.at += 1
-        return (
-            self.observe(),
-            dict.fromkeys(action_dict, 1.0),
-            {"__all__": self.at == 20},
-            {"__all__": False},
-            {},
-        )
+    def pay(self, actions: Any) -> Any:
+        return dict.fromkeys(actions, 1.0)
 
 
 @pytest.mark.parametrize("model", [{}, {"use_gru": True, "lstm_cell_size": 4}], ids=["plain", "gru"])

@@ -8,11 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks, MultiAgentEnv, PolicySpec, SampleBatch
+from menv import DefaultCallbacks, PolicySpec, SampleBatch
 from menv.algorithms import DQN, PPO, QMIX, PPOPolicy, compute_advantages
-from menv.base_env import ALL
 from menv.errors import EnvFaultWarning
+from tests.algorithms_e2e.looking import OwnLoss
 from tests.algorithms_e2e.test_critic_obs import values_of
+from tests.worlds import Several
 
 ENDED = [3.0, 4.0, 4.0]
 """What 1, 2 and 4 are worth at a discount of 0.5: 1 + (2 + 4 / 2) / 2, 2 + 4 / 2, 4."""
@@ -27,33 +28,16 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Threes(MultiAgentEnv):
-    """Two agents for three steps, each of which pays 1; everybody sees the step."""
+class Threes(Several):
+    """Two agents for three steps; everybody sees the step."""
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.observation_space = gym.spaces.Box(0.0, 3.0, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-
-    def seen(self) -> dict[Any, Any]:
-        return {agent: np.array([self.at], np.float32) for agent in "ab"}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.at = 0
-        return self.seen(), {}
-
-    def step(self, action_dict: Any) -> Any:
-        self.at += 1
-        return self.seen(), {"a": 1.0, "b": 1.0}, {ALL: self.at == 3}, {ALL: False}, {}
+    observation_space, length = gym.spaces.Box(0.0, 3.0, (1,), np.float32), 3
 
 
 class Once(Threes):
     """One step, which pays 1 to each."""
 
-    def step(self, action_dict: Any) -> Any:
-        self.at = 3
-        return self.seen(), {"a": 1.0, "b": 1.0}, {ALL: True}, {ALL: False}, {}
+    length = 1
 
 
 def team(context: Any) -> Any:
@@ -86,11 +70,6 @@ class InNewColumns(DefaultCallbacks):
             targets = np.where(rows["obs"][:, 0] == 2, 7.0, np.where(rows["obs"][:, 0] == 1, 10.5, 12.25))
             assert rows["value_targets"] == pytest.approx(targets, abs=1e-5)
             rows["rewards"] = 2.0 ** rows["obs"][:, 0]
-
-
-class OwnLoss(PPOPolicy):
-    def loss(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().loss(batch, *args, **kwargs)
 
 
 class OwnValues(PPOPolicy):
@@ -164,9 +143,7 @@ def test_advantages_that_a_policy_writes_are_learned_as_they_are_and_the_user_is
     multiagent = {"policies": {"default_policy": PolicySpec(Own)}}
     config = {**DISCOUNTED, "multiagent": multiagent, "callbacks": InSamples}
     with PPO(env=Threes, config=config) as algo:
-        with pytest.warns(
-            EnvFaultWarning, match=r"'default_policy': a callback changed rewards, but postproc"
-        ):
+        with pytest.warns(EnvFaultWarning, match="default_policy"):
             batch = algo.sample()["default_policy"]
         assert batch["advantages"] == pytest.approx([1.75, 1.5, 1.0] * 4)
 

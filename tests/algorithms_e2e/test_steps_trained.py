@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 
-from menv import MultiAgentEnv
-from menv.algorithms import DQN, PPO, QMIX, PPOPolicy
+from menv.algorithms import DQN, PPO, QMIX
 from menv.callbacks import DefaultCallbacks
 from menv.envs import RockPaperScissors, TicTacToe, TwoStepGame
+from tests.algorithms_e2e.looking import OwnLoss
 from tests.external.told import Told, obs, training
+from tests.worlds import Alone, Several
 
 SMALL: dict[str, Any] = {"train_batch_size": 60, "sgd_minibatch_size": 30, "num_sgd_iter": 2, "seed": 1}
 
@@ -29,61 +28,24 @@ class Rows(DefaultCallbacks):
         self.rows += train_batch.count
 
 
-class OwnLoss(PPOPolicy):
-    """A policy whose loss is written by the user."""
-
-    def loss(self, batch: Any) -> Any:
-        return self.ppo_loss(batch)
-
-
-class Fragile(gym.Env[Any, Any]):
+class Fragile(Alone):
     """Raises in each third episode at the second step; others have four."""
 
-    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-    episodes = 0
+    length = 4
 
-    def __init__(self, config: Any = None) -> None:
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        type(self).episodes += 1
-        self.steps = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.steps == 2 and self.episodes % 3 == 0:
+    def pay(self, action: Any) -> float:
+        if self.at == 2 and self.episode % 3 == 2:
             raise ValueError("broken")
-        return np.zeros(2, np.float32), 1.0, self.steps == 4, False, {}
+        return 1.0
 
 
-class HalfTrained(MultiAgentEnv):
+class HalfTrained(Several):
     """Two agents that act together; of every second episode nothing may be learned."""
 
-    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    possible_agents, length = ("left", "right"), 5
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["left", "right"]
-        self.episode = 0
-
-    def _told(self) -> tuple[Any, Any]:
-        return (
-            {agent: np.zeros(2, np.float32) for agent in self.possible_agents},
-            {agent: {"training_enabled": self.episode % 2 == 0} for agent in self.possible_agents},
-        )
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.episode, self.steps = self.episode + 1, 0
-        return self._told()
-
-    def step(self, actions: Any) -> Any:
-        self.steps += 1
-        seen, infos = self._told()
-        rewards = dict.fromkeys(self.possible_agents, 1.0)
-        return seen, rewards, {"__all__": self.steps == 5}, {"__all__": False}, infos
+    def infos(self) -> Any:
+        return {agent: {"training_enabled": self.episode % 2 == 1} for agent in self.possible_agents}
 
 
 def grouped(context: Any) -> Any:
@@ -96,7 +58,7 @@ def trained(result: Mapping[str, Any]) -> tuple[int, int]:
 
 @pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
 def test_a_step_in_which_the_environment_raises_is_not_trained() -> None:
-    heard, Fragile.episodes = Rows(), 0
+    heard = Rows()
     with PPO(env=Fragile, config={**SMALL, "callbacks": heard, "rollout_fragment_length": 60}) as algo:
         result = algo.train()
     # Ten env steps for three episodes: 4, 4 and 2, the last of which is not known.

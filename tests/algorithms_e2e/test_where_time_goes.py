@@ -10,10 +10,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import BaseEnv, MultiAgentEnv, Policy, PolicySpec, VectorEnv
+from menv import BaseEnv, Policy, PolicySpec
 from menv.algorithms import PPO, PPOPolicy
 from menv.algorithms.rollouts import LocalRollouts
 from menv.sample_batch import SampleBatch
+from tests.worlds import Alone, InStep, Several
 
 NAP = 0.004
 STEPS = 16
@@ -21,64 +22,35 @@ SPACE, CHOICE = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Discrete
 SHOWN = np.zeros(2, np.float32)
 
 
-class SlowGym(gym.Env[Any, Any]):
-    """Sleeps in each step."""
+class SlowGym(Alone):
+    """Sleeps in each step, and goes on for ever."""
 
-    observation_space, action_space = SPACE, CHOICE
+    length = 0
 
-    def __init__(self, context: Any = None) -> None:
-        pass
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin."""
-        return SHOWN, {}
-
-    def step(self, action: Any) -> Any:
-        """Go on for ever."""
+    def pay(self, action: Any) -> float:
         time.sleep(NAP)
-        return SHOWN, 1.0, False, False, {}
+        return 1.0
 
 
-class SlowPair(MultiAgentEnv):
+class SlowPair(Several):
     """Likewise, for two agents."""
 
-    observation_space, action_space = SPACE, CHOICE
+    length = 0
 
-    def __init__(self, context: Any = None) -> None:
-        self.possible_agents = ["a", "b"]
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin."""
-        return {"a": SHOWN, "b": SHOWN}, {}
-
-    def step(self, actions: Any) -> Any:
-        """Go on for ever."""
+    def pay(self, actions: Any) -> Any:
         time.sleep(NAP)
-        return {"a": SHOWN, "b": SHOWN}, {"a": 1.0}, {"__all__": False}, {"__all__": False}, {}
+        return {"a": 1.0}
 
 
-class SlowWorlds(VectorEnv):
+class SlowWorlds(InStep):
     """Likewise, two worlds at once."""
 
     def __init__(self, context: Any = None) -> None:
-        super().__init__(SPACE, CHOICE, 2)
-
-    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
-        """Begin."""
-        return [SHOWN, SHOWN], [{}, {}]
-
-    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
-        """Begin one."""
-        return SHOWN, {}
+        super().__init__([Alone(length=0), Alone(length=0)])
 
     def vector_step(self, actions: Any) -> Any:
-        """Go on for ever."""
         time.sleep(NAP)
-        return [SHOWN, SHOWN], [1.0, 1.0], [False, False], [False, False], [{}, {}]
-
-    def get_sub_environments(self) -> Any:
-        """There are none."""
-        return []
+        return super().vector_step(actions)
 
 
 class SlowAnswers(BaseEnv):

@@ -13,7 +13,7 @@ from menv.workers.engine import Engine, RemoteActor
 from menv.workers.engines import make_engine
 from menv.workers.pipe_channel import PipeChannel
 from tests.engines.homes import Counter
-from tests.engines.processes import PATIENCE_S, children, descriptors, eventually, lives, resident
+from tests.engines.processes import PATIENCE_S, children, descriptors, eventually, lives
 from tests.engines.test_engines import asked, started
 
 WAYS = {
@@ -187,15 +187,3 @@ def test_starting_and_killing_leaves_nothing_open(engine: Engine) -> None:
     # A connection of Ray's to the last ones may take a moment to close.
     eventually(lambda: descriptors() <= open_before + 2)
     eventually(lambda: children() <= known)
-
-
-@pytest.mark.soak
-def test_starting_and_killing_hundreds_of_times_takes_no_memory(engine: Engine) -> None:
-    count = 400 if engine.name == "process" else 100
-    for number in range(count // 4):
-        cycle(engine, number)
-    before, open_before = resident(), descriptors()
-    for number in range(count):
-        cycle(engine, number)
-    eventually(lambda: descriptors() <= open_before + 5)
-    assert resident() - before < 20_000_000

@@ -125,9 +125,7 @@ def test_a_creator_of_megabytes_stays_where_nothing_asks_for_it(
     assert size_of(known) < 1 << 20
     there = pickle.loads(cloudpickle.dumps(known)).creators
     assert make_env(there["small"]).reset()
-    with pytest.raises(
-        EnvCrashError, match=r"creator raised ConfigError: env 'of the loader': its creator holds 6 MB"
-    ):
+    with pytest.raises(EnvCrashError, match="ConfigError"):
         make_env(there["of the loader"])
 
 

@@ -13,21 +13,16 @@ from menv.algorithms import DQN, PPO
 from menv.errors import ContractError
 from tests.external.told import Told, ToldTeam, calling, obs, training, until_stopped
 from tests.external.walk import Walk, walk_on
+from tests.worlds import TWO, Alone
 
 
-class Fifty(gym.Env[Any, Any]):
+class Fifty(Alone):
     """An episode has 50 steps, each of which earns 1."""
 
-    observation_space = gym.spaces.Discrete(2)
-    action_space = gym.spaces.Discrete(2)
+    observation_space, length = TWO, 50
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.at = 0
-        return 0, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.at += 1
-        return 0, 1.0, self.at == 50, False, {}
+    def see(self) -> Any:
+        return 0
 
 
 def fifty(env: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO
 from menv.errors import CallOrderError, ConfigError
 from menv.serving.policy_server import PolicyServerInput
-from menv.workers.engines import make_engine
-from tests.external.told import OBS, Told, ask_steps, calling, log_steps, obs, training
+from tests.external.told import Told, ask_steps, calling, log_steps, obs, training
 from tests.external.walk import Walk, same_columns, walk_on
+from tests.inside import metrics, sampler
 
 LSTM = {"use_lstm": True, "lstm_cell_size": 8}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -111,7 +109,7 @@ def test_logged_actions_go_through_the_same_connectors(settings: dict[str, Any],
 
     env = Told(play, observation_space=walk.observation_space, action_space=walk.action_space)
     with training(env, DQN, **config) as algo:
-        algo._sampler.base_env.idle_timeout = 0.2
+        sampler(algo).base_env.idle_timeout = 0.2
         logged = algo.sample()["default_policy"]
     assert logged["off_policy"].all()
     first = stepped[0]
@@ -152,22 +150,6 @@ def test_episodes_at_once_do_not_share_what_they_remember() -> None:
                 state = [part[0] for part in states]
 
 
-def test_a_memory_goes_on_over_actions_that_were_logged() -> None:
-    env = Told()
-    with training(env, DQN, rollout_fragment_length=6, model=LSTM) as algo:
-        env.start_episode("x")
-        log_steps(env, "x", 0, 6)
-        env.end_episode("x", obs(0, 6))
-        batch = algo.sample()["default_policy"]
-        state = algo.get_policy().get_initial_state()
-        for row in batch.rows():
-            for number, part in enumerate(state):
-                np.testing.assert_array_equal(part, row[f"state_in_{number}"])
-            _, states, _ = algo.get_policy().compute_actions([row["obs"]], [part[None] for part in state])
-            state = [part[0] for part in states]
-        assert state[0].any()
-
-
 class Told_(DefaultCallbacks):  # noqa: N801 - read as "told"
     """Writes down what it is told."""
 
@@ -199,7 +181,7 @@ def test_callbacks_hear_of_each_episode_in_order() -> None:
         for number, name in enumerate(names):
             env.end_episode(name, obs(number, 30 + number))
         algo.sample()
-        summary = algo._metrics.summary()
+        summary = metrics(algo).summary()
     by_episode: dict[Any, list[str]] = {}
     for what, episode_id in callbacks.heard:
         by_episode.setdefault(episode_id, []).append(what)
@@ -248,58 +230,6 @@ def test_trajectories_are_shown_to_those_who_look_at_them() -> None:
             env.end_episode(episode, obs(number, 3))
         algo.sample()
     assert pieces == [("agent0", [0.0, 1.0, 2.0], [0, 1, 2])] * 2
-
-
-def test_evaluations_play_in_an_environment_of_their_own() -> None:
-    env = Told(observation_space=OBS)
-
-    def play() -> None:
-        for number in range(2):
-            episode = env.start_episode()
-            ask_steps(env, episode, number, 10)
-            env.end_episode(episode, obs(number, 10))
-
-    settings = {"evaluation_duration": 3, "evaluation_interval": 1}
-    with (
-        training(
-            env, PPO, **settings, evaluation_config={"env": lambda context: Walk(), "env_config": {}}
-        ) as algo,
-        calling(play),
-    ):
-        results = [algo.train(), algo.train()]
-    for result in results:
-        assert (
-            result["evaluation"]["hist_stats"]["episode_lengths"] == [3, 4, 5]
-            or result["evaluation"]["episodes_this_iter"] == 3
-        )
-    assert results[1]["episodes_this_iter"] == 1
-
-
-def test_evaluations_in_cartpole_stand_beside_clients_that_play_it() -> None:
-    import gymnasium as gym
-
-    cartpole = gym.make("CartPole-v1")
-
-    def play(env: Any) -> None:
-        while True:
-            episode, (seen, _) = env.start_episode(), cartpole.reset(seed=1)
-            over = False
-            while not over:
-                seen, reward, terminated, truncated, _ = cartpole.step(env.get_action(episode, seen))
-                env.log_returns(episode, float(reward))
-                over = terminated or truncated
-            env.end_episode(episode, seen, truncated=truncated)
-
-    env = Told(play, observation_space=cartpole.observation_space, action_space=cartpole.action_space)
-    config: dict[str, Any] = {
-        "evaluation_config": {"env": "CartPole-v1"},
-        "evaluation_duration": 4,
-        "evaluation_interval": 1,
-    }
-    with training(env, PPO, rollout_fragment_length=50, train_batch_size=50, **config) as algo:
-        result = algo.train()
-    assert result["evaluation"]["episodes_this_iter"] == 4
-    assert result["num_env_steps_sampled"] == 50
 
 
 def test_clients_cannot_be_evaluated() -> None:
@@ -394,18 +324,3 @@ def test_evaluations_in_an_environment_of_their_own_are_played_beside_an_input()
     }  # fmt: skip
     with PPO(config=config) as algo:
         assert algo.train()["evaluation"]["episode_len_mean"] > 0
-
-
-@pytest.mark.parametrize(("module", "name", "value"), [(sys, "platform", "win32"), (os, "name", "nt")])
-def test_other_processes_are_refused_in_a_line_where_the_system_is_windows(
-    module: Any, name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(module, name, value)
-        errors = []
-        for engine in ("process", None):
-            with pytest.raises(ConfigError) as caught:
-                make_engine(engine)
-            errors.append(str(caught.value))
-    assert errors == [errors[0]] * 2
-    assert "on Windows, expected Linux or macOS; leave num_workers" in errors[0]

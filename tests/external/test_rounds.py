@@ -261,15 +261,3 @@ def test_episodes_of_several_agents_are_no_part_of_rounds() -> None:
     side.envs.send_actions(ready.slots, [0, 0])
     side.ask(["team"], np.zeros((1, 2), np.float32), [0.0])
     assert side.rounds == 0
-
-
-def test_an_episode_that_is_lost_while_its_round_waits_ends_after_its_answer() -> None:
-    side, names = steady(2)
-    side.ask(names, np.ones((2, 2), np.float32), [0.0] * 2)
-    side.board.lose([names[1]], "it is a test")
-    first = side.poll()
-    assert (len(first.slots), len(first.ended)) == (2, 0)
-    side.envs.send_actions(first.slots, [1, 2])
-    second = side.poll()
-    assert [(end.env_id, end.withdrawn) for end in second.ended] == [(names[1], True)]
-    assert side.heard[names[1]] == [0, 2]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from menv.adapters.external import ExternalEnvs
 from menv.algorithms import DQN, PPO
 from menv.errors import CallOrderError, ContractError, EnvCrashError
 from tests.external.told import (
@@ -29,6 +28,7 @@ from tests.external.told import (
     training,
     until_stopped,
 )
+from tests.inside import sampler
 
 
 class ApplicationError(Exception):
@@ -50,9 +50,7 @@ def test_a_run_that_raises_surfaces_in_train_with_its_traceback(play: Any) -> No
     env = Told(play)
     with training(env) as algo:
         began = time.monotonic()
-        with pytest.raises(
-            EnvCrashError, match=r"Told\.run: raised ApplicationError: the simulator is gone"
-        ) as caught:
+        with pytest.raises(EnvCrashError, match="ApplicationError") as caught:
             algo.train()
         assert time.monotonic() - began < LONG
         cause = caught.value.__cause__
@@ -168,7 +166,7 @@ def test_a_fragment_goes_on_where_it_was_given_up_and_nothing_is_lost() -> None:
             if part == 3:
                 env.end_episode("x", obs(0, 12))
             batches.append(algo.sample())
-            assert algo._sampler.idle == (part < 3)
+            assert sampler(algo).idle == (part < 3)
     assert [len(rows([batch])) for batch in batches] == [0, 0, 0, 12]
     assert batches[-1].env_steps() == 12
     assert steps_of(batches) == {0: list(range(12))}
@@ -243,7 +241,7 @@ def test_ends_that_come_one_by_one_are_not_taken_for_silence() -> None:
 
         with calling(end):
             batch = algo.sample()
-        assert not algo._sampler.idle
+        assert not sampler(algo).idle
     assert steps_of([batch]) == {ord(name): [0, 1] for name in "abcd"}
 
 
@@ -276,7 +274,7 @@ def many_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def sample(base_env: ExternalEnvs, told: list[BaseException]) -> None:
+def sample(base_env: Any, told: list[BaseException]) -> None:
     """Sample by hand until it raises."""
     try:
         while True:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.algorithms import DQN, PPO
+from menv.algorithms import DQN
 from tests.external.told import Told, ask_steps, calling, log_steps, obs, steps_of, training
+from tests.inside import metrics
 
 
 def column(batch: Any, name: str) -> list[Any]:
@@ -113,39 +114,6 @@ def test_the_caller_may_use_its_array_again(logs: bool) -> None:
     assert column(batch, "new_obs")[-1] == [0.0, 3.0]
 
 
-@pytest.mark.parametrize("truncated", [False, True])
-def test_a_truncated_end_is_worth_what_its_last_observation_is_and_a_terminated_one_nothing(
-    truncated: bool,
-) -> None:
-    env = Told()
-    gamma, lambda_ = 0.9, 0.5
-
-    def play() -> None:
-        env.start_episode("x")
-        ask_steps(env, "x", 0, 3)
-        env.end_episode("x", obs(0, 3), truncated=truncated)
-
-    config = {"rollout_fragment_length": 3, "gamma": gamma, "lambda": lambda_}
-    with training(env, PPO, **config) as algo:
-        # The values of a new network are 0.
-        policy = algo.get_policy()
-        policy.set_weights({name: weight + 0.1 for name, weight in policy.get_weights().items()})
-        with calling(play):
-            batch = algo.sample()["default_policy"]
-        backend = algo.get_policy().networks.backend
-        last = float(backend.values(0, obs(0, 3)[None])[0])
-    values = [*batch["vf_preds"].tolist(), last if truncated else 0.0]
-    assert last != 0.0
-    deltas = [reward + gamma * values[t + 1] - values[t] for t, reward in enumerate((1.0, 2.0, 3.0))]
-    third = deltas[2]
-    second = deltas[1] + gamma * lambda_ * third
-    first = deltas[0] + gamma * lambda_ * second
-    np.testing.assert_allclose(batch["advantages"], [first, second, third], rtol=1e-5)
-    np.testing.assert_allclose(
-        batch["value_targets"], [first + values[0], second + values[1], third + values[2]], rtol=1e-5
-    )
-
-
 def test_nobody_learns_from_an_episode_without_training_and_the_metrics_know_it() -> None:
     env = Told()
 
@@ -162,17 +130,6 @@ def test_nobody_learns_from_an_episode_without_training_and_the_metrics_know_it(
         assert result["num_agent_steps_trained"] == 8
         assert result["episodes_this_iter"] == 3
         assert result["hist_stats"]["episode_reward"] == [10.0, 10.0, 10.0]
-
-
-def test_training_may_be_off_for_some_of_the_episodes_that_run_at_once() -> None:
-    env = Told()
-    with training(env, DQN, rollout_fragment_length=20) as algo:
-        names = [env.start_episode(training_enabled=number % 2 == 0) for number in range(4)]
-        for number, name in enumerate(names):
-            log_steps(env, name, number, 5)
-            env.end_episode(name, obs(number, 5))
-        batch = algo.sample()
-    assert steps_of([batch]) == {0: [0, 1, 2, 3, 4], 2: [0, 1, 2, 3, 4]}
 
 
 def test_a_fragment_without_anything_to_learn_from_is_no_fault() -> None:
@@ -210,7 +167,7 @@ def test_an_episode_without_an_action_is_none_also_where_something_was_paid() ->
     assert result["hist_stats"]["episode_reward"] == [55.0]
     assert result["hist_stats"]["episode_lengths"] == [10]
     assert (result["episodes_total"], result["faulty_episodes_total"]) == (1, 0)
-    assert algo._metrics.unclaimed_rewards == 2.5
+    assert metrics(algo).unclaimed_rewards == 2.5
 
 
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])

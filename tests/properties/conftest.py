@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from menv.adapters import local_envs
-
 
 @pytest.fixture(scope="module")
 def no_pauses() -> Iterator[None]:
     """Replacements that fail need no time to be tried again here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_envs, "PAUSE", 0.0)
+        patch.setattr("menv.adapters.local_envs.PAUSE", 0.0)
         yield

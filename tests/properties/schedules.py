@@ -137,14 +137,15 @@ def policy_group(kind: str, policies: Sequence[str] = ("even", "odd")) -> Policy
 
 
 def sampler(
-    base_env: BaseEnv, kind: str, quota: FragmentLimit, seed: int = 0, first_index: int = 0
+    base_env: BaseEnv, kind: str, limit: Any, seed: int = 0, first_index: int = 0, **quota: Any
 ) -> Sampler:
+    """Return a sampler whose fragments have so many steps, or end where a limit of another kind says."""
     mapping = PolicyMap(["even", "odd"], lambda agent_id: "odd" if agent_id in ("b", "d") else "even")
     return Sampler(
         to_base_env(base_env),
         mapping,
         [policy_group(kind)],
-        quota,
+        FragmentLimit(limit, **quota) if isinstance(limit, int) else limit,
         metrics=Metrics(),
         seed=seed,
         first_index=first_index,

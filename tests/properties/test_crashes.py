@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.sampling.fragment_limit import FragmentLimit
 from tests.contract.crashing import World, together
 from tests.contract.scripted import SOLO, Script, Seen, seen
 from tests.properties.schedules import (
@@ -66,7 +65,7 @@ class Run:
             for number, due in enumerate(crashes)
         ]  # fmt: skip
         self.env = Tap(together(self.worlds, solo=solo, seed=seed))
-        self.sampler = sampler(self.env, kind, FragmentLimit(length, **quota), seed or 0)
+        self.sampler = sampler(self.env, kind, length, seed or 0, **quota)
         self.batches = [self.sampler.sample() for _ in range(-(-STEPS // length))]
         self.lives = trajectories(self.batches)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from menv import to_base_env
 from menv.algorithms import PPO
-from menv.sampling.fragment_limit import FragmentLimit
 from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, Moment, Script, ScriptedEnv, SoloGym
 from tests.properties.schedules import Row, as_found, same, sampler, scripts, trajectories
 
@@ -36,7 +35,7 @@ def live(
 
     first = worlds[0]
     base_env = to_base_env(make(0), make, len(worlds), seed=seed, first_index=first)
-    loop = sampler(base_env, kind, FragmentLimit(length), seed=seed, first_index=first)
+    loop = sampler(base_env, kind, length, seed=seed, first_index=first)
     return trajectories([loop.sample() for _ in range(STEPS // length)])
 
 

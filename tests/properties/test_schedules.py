@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv import to_base_env
-from menv.sampling.fragment_limit import FragmentLimit
 from tests.contract.scripted import Moment, Script, ScriptedEnv, Seen, SixDicts, seen
 from tests.properties.schedules import (
     UNITS,
@@ -47,7 +46,7 @@ class Run:
             else to_base_env(SixDicts(self.games, adapter))
         )
         self.env = Tap(inner)
-        self.sampler = sampler(self.env, kind, FragmentLimit(length, **quota))
+        self.sampler = sampler(self.env, kind, length, **quota)
         self.batches = [self.sampler.sample() for _ in range(-(-30 // length))]
 
     def check_rewards(self) -> None:
@@ -161,31 +160,6 @@ def test_returns_of_finished_episodes_are_what_was_paid_in_them(script: Script) 
     assert returns == meant
     assert lengths == [len(episode) - 1 for episode in played]
     assert game.episode == finished
-
-
-def test_the_written_schedules_run_through_every_fragment_length() -> None:
-    script = [
-        [
-            Moment("ab"),
-            Moment("b", {"a": UNITS["a"], "c": UNITS["c"]}),
-            Moment("a", {"b": UNITS["b"]}, terminated="b"),
-            Moment("abc", {"b": 2 * UNITS["b"]}),
-            Moment("", {"a": UNITS["a"]}, truncated="c", final="c"),
-            Moment("a", {"c": UNITS["c"]}),
-            Moment("a", {"b": UNITS["b"]}, over="truncated"),
-        ]
-    ]
-    runs = [Run(script, "networks", length) for length in (1, 2, 3, 5, 6, 10, 15)]
-    for run in runs:
-        run.check_rewards()
-        run.check_trajectories()
-    # Steps that nobody waits in belong to the poll that takes them, so that short fragments run over.
-    whole = trajectories(runs[-1].batches)
-    for run in runs[:-1]:
-        for life, rows in trajectories(run.batches).items():
-            known = whole.get(life, [])
-            shorter = min(len(known), len(rows))
-            assert rows[:shorter] == known[:shorter]
 
 
 @pytest.mark.parametrize("adapter", ["agents", "now"])

@@ -18,6 +18,7 @@ from menv.sampling import fragment_limit
 from menv.sampling.digest import Digest
 from menv.vector_env import VectorEnv
 from tests.contract.scripted import SOLO, Script
+from tests.inside import sampler
 from tests.properties.test_vectorised import KINDS, Run, common, earned, quick, solo_scripts
 
 LENGTHS = [2, 3, 7]
@@ -91,10 +92,10 @@ def test_a_fragment_is_full_when_enough_steps_of_ended_episodes_are(explore: boo
         # The rows of the long one have waited for its end, in the 7th.
         assert episodes_of(second) == [(0, 3, 2), (2, 0, 7)]
         assert [batch.env_steps() for batch in (first, second)] == [12, 9]
-        sampler = algo._sampler
-        assert (sampler.env_steps, sampler.agent_steps) == (24, 24)
+        found = sampler(algo)
+        assert (found.env_steps, found.agent_steps) == (24, 24)
         # Two steps of the second one and one of the third are under way.
-        assert sampler.held_rewards() == 11.0 + 12.0 + 21.0
+        assert found.held_rewards() == 11.0 + 12.0 + 21.0
     rewards = [batch["default_policy"]["rewards"].sum() for batch in (first, second)]
     assert sum(rewards) + 44.0 == env.paid
 
@@ -159,7 +160,7 @@ def test_an_episode_that_a_new_mapping_breaks_off_counts_as_truncated_and_is_not
         # After 6 steps the third one has not ended; the others have just begun again.
         algo.add_policy("late", policy_mapping_fn=lambda agent_id, **kwargs: "late")
         second = algo.sample()
-        held = algo._sampler.held_rewards()
+        held = sampler(algo).held_rewards()
     old, late = second["default_policy"], second["late"]
     assert old["obs"].tolist() == [[2.0, 0.0, step] for step in range(6)]
     assert old["truncateds"].tolist() == [False] * 5 + [True]
@@ -178,7 +179,7 @@ def test_rows_that_wait_keep_what_they_were_drawn_from() -> None:
         before = algo.get_weights()
         changed = {name: weight + 0.5 for name, weight in before["default_policy"].items()}
         algo.set_weights({"default_policy": changed})
-        batch = algo._sampler.sample()["default_policy"]
+        batch = sampler(algo).sample()["default_policy"]
         (long,) = [piece for piece in batch.split_by_episode() if piece["obs"][0][0] == 2.0]
         # The action of the row that waited when the weights changed was drawn later.
         rows = long[0:6]

@@ -12,38 +12,35 @@ import gymnasium as gym
 import numpy as np
 
 from menv.env_context import EnvContext
+from tests.worlds import Alone
 
 
-class Counting(gym.Env[Any, Any]):
+class Counting(Alone):
     """An episode of ten steps; what it shows depends on its seed. Settings say what else happens.
 
     Settings: `sleep`, seconds a step; `killed_in`, the step of its life in which sub-environment 1 ends its process,
     for the first time only; `marker`, a file that says so.
     """
 
-    observation_space = gym.spaces.Box(0, 1, (3,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    observation_space, length = gym.spaces.Box(0, 1, (3,), np.float32), 10
 
     def __init__(self, context: EnvContext) -> None:
+        super().__init__(context)
         self.context = context
-        self.level = 0
-        self.steps = self.t = 0
+        self.level = self.steps = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t = 0
-        return self._seen(), {}
+    def see(self) -> Any:
+        return self.np_random.random(3).astype(np.float32)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def pay(self, action: Any) -> float:
         time.sleep(self.context.get("sleep", 0.0))
         self.steps += 1
-        self.t += 1
         if self.context.vector_index == 1 and self.steps == self.context.get("killed_in"):
             marker = Path(self.context["marker"])
             if not marker.exists():
                 marker.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return self._seen(), float(action), self.t == 10, False, {}
+        return float(action)
 
     def set_level(self, level: int, more: int = 0) -> tuple[int, int]:
         """Change something, and tell where that was."""
@@ -57,9 +54,6 @@ class Counting(gym.Env[Any, Any]):
     def fail(self) -> None:
         """Raise."""
         raise LookupError("no such level")
-
-    def _seen(self) -> Any:
-        return self.np_random.random(3).astype(np.float32)
 
 
 class Stuck(Counting):

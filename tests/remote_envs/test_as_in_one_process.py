@@ -10,7 +10,6 @@ import pytest
 
 from menv import to_base_env
 from menv.base_env import BaseEnv, EpisodeEnd, Ready
-from menv.workers.engine import EngineName
 from tests.contract.adapters import rotated
 from tests.contract.crashing import CrashingEnv, World
 from tests.contract.remote import LOCK_STEP, Make, remote
@@ -99,7 +98,7 @@ def test_every_poll_says_the_same_on_ray(name: str) -> None:
     check_polls(name, 2, True, "ray")
 
 
-def check_polls(name: str, per_process: int, crashes: bool, on: EngineName) -> None:
+def check_polls(name: str, per_process: int, crashes: bool, on: Any) -> None:
     script, solo = SCRIPTS[name], name == "gym"
     scripts: Sequence[Script] = [rotated(script, world) for world in range(3)]
 

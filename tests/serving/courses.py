@@ -17,6 +17,7 @@ from menv.algorithms import PPO
 from menv.envs import RandomMultiAgentEnv
 from menv.serving import PolicyClient, PolicyServerInput
 from menv.serving.policy_server import TransportName
+from tests.inside import metrics
 from tests.serving.talks import eventually
 
 SCHEMES = {"http": "http", "tcp": "tcp", "websocket": "ws"}
@@ -117,7 +118,7 @@ class Course:
 
     def summary(self) -> Any:
         """Return what the algorithm knows of its episodes."""
-        return self.algo._metrics.summary()
+        return metrics(self.algo).summary()
 
     @property
     def report(self) -> Any:

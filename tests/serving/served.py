@@ -18,6 +18,7 @@ from menv.algorithms.algorithm import Algorithm
 from menv.sample_batch import SampleBatch
 from menv.serving import PolicyClient, PolicyServerInput
 from menv.serving.transports.transport import Transport
+from tests.inside import metrics, sampler
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Door
 from tests.serving.talks import eventually
 from tests.serving.voices import Voice
@@ -94,7 +95,7 @@ class Served:
 
     def summary(self) -> Any:
         """Return what the algorithm knows of its episodes."""
-        return self.algo._metrics.summary()
+        return metrics(self.algo).summary()
 
     def sample(self, steps: int | None = None) -> dict[str, SampleBatch]:
         """Sample here until nothing comes any more, or for some rows; return the batch of each policy."""
@@ -106,7 +107,7 @@ class Served:
             for name in batch:
                 found.setdefault(name, []).append(batch[name])
                 count += len(batch[name]["obs"])
-            if self.algo._sampler.idle if steps is None else count >= steps:
+            if sampler(self.algo).idle if steps is None else count >= steps:
                 return {name: SampleBatch.concat_samples(parts) for name, parts in found.items()}
 
     @contextlib.contextmanager
@@ -146,19 +147,19 @@ class Served:
 
     def paid(self) -> float:
         """Return everything that is accounted for: in batches, held, and unclaimed. Ends the fragment that is open."""
-        sampler = self.algo._sampler
-        if sampler._fragment_start is not None:
-            sampler._fragment_start = None
-            self.batches.append(sampler._close(0))
+        here = sampler(self.algo)
+        if here._fragment_start is not None:
+            here._fragment_start = None
+            self.batches.append(here._close(0))
         in_batches = sum(
             float(np.sum(batch[name]["rewards"], dtype=np.float64))
             for batch in self.batches
             for name in batch
         )
-        unclaimed = self.algo._metrics.unclaimed_rewards + sum(
-            episode.unclaimed_rewards for episode in sampler._tracker.running.values()
+        unclaimed = metrics(self.algo).unclaimed_rewards + sum(
+            episode.unclaimed_rewards for episode in here._tracker.running.values()
         )
-        return in_batches + sampler.held_rewards() + unclaimed
+        return float(in_batches + here.held_rewards() + unclaimed)
 
     def column(self, name: str, policy: str = "default_policy") -> Any:
         """Return a column of all fragments that the thread has sampled."""

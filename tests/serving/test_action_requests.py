@@ -13,7 +13,6 @@ import pytest
 from menv.serving import action_requests, protocol, session
 from menv.serving.action_requests import read_action_requests
 from menv.serving.protocol import BadMessageError, WireFormat
-from menv.serving.transports import server
 from menv.serving.value_readers import StepColumns
 from tests.serving.doors import TCP, Door, streams
 from tests.serving.served import AGENTS, MASKED, TWO, Served, obs_of, served
@@ -333,7 +332,7 @@ def test_a_question_that_was_read_with_others_waits_for_the_work_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # After every step others have their turn, so that the pieces are not taken yet when the question has been read.
-    monkeypatch.setattr(server, "SLICE_S", -1.0)
+    monkeypatch.setattr("menv.serving.transports.server.SLICE_S", -1.0)
     played = {
         "obs": [obs_of(0), obs_of(1)], "actions": [1], "rewards": [1.0], "is_terminated": True, "is_truncated": False,
     }  # fmt: skip

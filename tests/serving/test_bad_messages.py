@@ -212,21 +212,6 @@ def test_a_body_that_eight_digits_cannot_count_is_not_framed() -> None:
         frame(Endless())
 
 
-@pytest.mark.alone
-def test_ten_times_the_small_pieces_take_about_ten_times_as_long() -> None:
-    """With copies of everything that waits it would be a hundred times."""
-
-    def seconds(size: int) -> float:
-        stream, frames = frame(bytes(size)), Frames(size)
-        start = time.perf_counter()
-        for begin in range(0, len(stream), 16):
-            frames.feed(stream[begin : begin + 16])
-        return time.perf_counter() - start
-
-    seconds(200_000)
-    assert min(seconds(2_000_000) for _ in range(3)) < 40 * min(seconds(200_000) for _ in range(3))
-
-
 MAX_BODY = 100_000
 
 
@@ -269,11 +254,6 @@ def test_damaged_frames_are_taken_or_refused_with_a_code() -> None:
 
 def test_damaged_frames_leave_nothing_behind() -> None:
     assert grown_bytes(5_000) < 100_000
-
-
-@pytest.mark.soak
-def test_a_million_damaged_frames_are_refused_and_leave_nothing_behind() -> None:
-    assert grown_bytes(1_000_000) < 200_000
 
 
 anything: st.SearchStrategy[Any] = st.recursive(

@@ -271,40 +271,6 @@ def test_a_connection_that_is_reset_between_requests_is_forgotten(door: Door) ->
         assert eventually(lambda: connections_in_memory() == 0)
 
 
-def reconnect(door: Door, times: int) -> None:
-    """Kill clients in every state, one after the other, and see that nothing of them stays."""
-    with serving(door) as (server, talks):
-        for turn in range(times):
-            one = Client(door, server.addresses[0], greets=turn % len(STATES) != 0)
-            if turn % len(STATES):
-                STATES[turn % len(STATES)](one)
-            (Client.leave, Client.reset)[turn % 2](one)
-            if turn == 15:
-                assert eventually(lambda: server.connections == 0)
-                before = open_files()
-            with Client(door, server.addresses[0]) as two:
-                assert two.ask(b"{served") == b"{served"
-        assert eventually(lambda: server.connections == 0)
-        for talk in talks.all:
-            talk.held.clear()
-            talk.closes.clear()
-        assert eventually(lambda: connections_in_memory() == 0)
-        assert open_files() <= before
-        assert len(the_serving_threads()) == 1
-
-
-@pytest.mark.slow_unless("tcp")
-@every_door
-def test_fifty_clients_killed_one_after_the_other_leave_nothing_behind(door: Door) -> None:
-    reconnect(door, 50)
-
-
-@pytest.mark.soak
-@every_door
-def test_five_hundred_clients_killed_one_after_the_other_leave_nothing_behind(door: Door) -> None:
-    reconnect(door, 500)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @every_door

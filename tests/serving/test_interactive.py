@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from menv.algorithms import DQN
@@ -17,8 +16,6 @@ from tests.serving.doors import DOORS, TCP, Door, every_door
 from tests.serving.served import MASKED, PLACES, TWO, Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice
-
-LSTM: dict[str, Any] = {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}}
 
 
 def play(voice: Voice, name: str, steps: int, first: int = 0) -> tuple[list[int], float]:
@@ -58,129 +55,6 @@ def test_many_clients_with_many_episodes_each_through_every_door_at_once() -> No
         told = one.summary()
         assert sorted(told["hist_stats"]["episode_reward"]) == pytest.approx(sorted(paid))
         assert sum(told["hist_stats"]["episode_lengths"]) == 3 * sum(range(3, 9))
-
-
-@every_door
-def test_many_episodes_of_one_connection_run_beside_each_other(door: Door) -> None:
-    with served() as one, one.sampling(), one.voice(door) as voice:
-        voice.greet()
-        episodes = [Turns(voice, f"e{number}") for number in range(8)]
-        for step in range(4):
-            for number, turns in enumerate(episodes):
-                turns.act(obs_of(10 * number + step))
-            for turns in reversed(episodes):
-                turns.pay(1.0)
-        for turns in episodes[::2]:
-            turns.end(obs_of(99))
-        assert settled(one, 4)
-        for turns in episodes[1::2]:
-            turns.end(obs_of(99), truncated=True)
-        assert settled(one)
-        assert set(one.summary()["hist_stats"]["episode_lengths"]) == {4}
-
-
-def test_rows_hold_what_was_asked_answered_and_paid() -> None:
-    with served() as one:
-        with one.sampling(), one.voice() as voice:
-            turns = Turns(voice, "e")
-            actions = []
-            for step in range(40):
-                actions.append(turns.act(obs_of(step)))
-                turns.pay(step)
-                turns.pay(0.5)
-            turns.end(obs_of(40))
-            assert settled(one)
-            with one.voice() as other:
-                # Fills the second fragment, so that the end of the first episode is in a batch.
-                play(other, "f", 40, first=50)
-            assert settled(one)
-        np.testing.assert_array_equal(
-            one.column("obs")[:40], np.array([obs_of(step) for step in range(40)], np.float32)
-        )
-        assert one.column("actions")[:40].tolist() == actions
-        assert one.column("rewards")[:40].tolist() == [step + 0.5 for step in range(40)]
-        assert one.column("terminateds")[:40].tolist() == [False] * 39 + [True]
-
-
-def test_a_truncated_episode_is_no_terminated_one() -> None:
-    with served() as one:
-        with one.sampling(), one.voice() as voice:
-            turns = Turns(voice, "e")
-            for step in range(20):
-                turns.act(obs_of(step))
-            turns.end(obs_of(20), truncated=True)
-            play(voice, "f", 20)
-            assert settled(one)
-        assert one.column("truncateds")[:20].tolist() == [False] * 19 + [True]
-        assert not one.column("terminateds")[:20].any()
-
-
-def test_episodes_that_nobody_may_learn_from_are_in_the_metrics_and_in_no_batch() -> None:
-    with served() as one:
-        with one.sampling(), one.voice() as voice:
-            silent = Turns(voice, "silent", training_enabled=False)
-            for step in range(40):
-                silent.act(obs_of(step))
-                silent.pay(100.0)
-            silent.end(obs_of(40))
-            play(voice, "loud", 40)
-            assert settled(one)
-        assert 100.0 not in one.column("rewards")
-        assert 4_000.0 in one.summary()["hist_stats"]["episode_reward"]
-
-
-def alone(steps: int, first: int) -> list[int]:
-    """Return the greedy actions of an episode that is played by itself."""
-    with served(**LSTM, explore=False) as one, one.sampling(), one.voice() as voice:
-        return play(voice, "e", steps, first)[0]
-
-
-def act_at_once(episodes: list[Turns], obs: list[Any]) -> list[int]:
-    """Ask for actions of several episodes, each on a connection of its own, so that they are decided together."""
-    for turns, own in zip(episodes, obs, strict=True):
-        turns.tell("GET_ACTION", observation=own)
-    return [turns.voice.hear()["action"] for turns in episodes]
-
-
-def test_a_recurrent_policy_remembers_each_episode_by_itself() -> None:
-    firsts = (0, 3, 6)
-    with served(**LSTM, explore=False, settings={"batch_wait": 0.1}) as one, one.sampling():
-        voices = [one.voice(door) for door in DOORS]
-        episodes = [Turns(voice, f"e{number}") for number, voice in enumerate(voices)]
-        together = [act_at_once(episodes, [obs_of(first + step) for first in firsts]) for step in range(12)]
-        for voice in voices:
-            voice.leave()
-    assert [list(actions) for actions in zip(*together, strict=True)] == [
-        alone(12, first) for first in firsts
-    ]
-
-
-def states(interleaved: bool) -> Any:
-    """Return the recurrent state of each row of an episode, while another one runs or by itself."""
-    config = {**LSTM, "explore": False, "rollout_fragment_length": 16, "train_batch_size": 16}
-    with served(**config, settings={"batch_wait": 0.1 * interleaved}) as one:
-        with one.sampling(), one.voice() as voice, one.voice() as second:
-            turns = Turns(voice, "e")
-            others = [Turns(second, "f")] if interleaved else []
-            for step in range(16):
-                act_at_once([turns, *others], [obs_of(step), obs_of(-step - 1)][: 1 + interleaved])
-            for one_of_them in (turns, *others):
-                one_of_them.end(obs_of(16))
-            if not interleaved:
-                play(voice, "g", 16, first=20)
-            assert settled(one)
-        one.paid()
-        obs, state = one.column("obs"), one.column("state_in_0")
-        wanted = [
-            np.flatnonzero((obs == np.array(obs_of(step), np.float32)).all(axis=1))[0] for step in range(16)
-        ]
-        return state[wanted]
-
-
-def test_a_recurrent_state_is_written_down_per_episode() -> None:
-    both = states(True)
-    assert np.abs(both[1:]).max() > 0
-    np.testing.assert_array_equal(both, states(False))
 
 
 @every_door
@@ -248,31 +122,6 @@ def test_last_observations_of_agents_that_are_done_need_no_action_and_no_choice(
         )
         assert turns.say("LOG_ACTION", observation=both, action={"ann": 1}, **more)["type"] == "OK"
         turns.end({"ann": free})
-
-
-def test_masked_actions_are_never_answered() -> None:
-    with served(**MASKED) as one, one.sampling(), one.voice() as voice:
-        turns = Turns(voice, "e")
-        for step in range(30):
-            mask = [int(step % 3 != kept) for kept in range(3)]
-            assert mask[turns.act({"action_mask": mask, "at": [0, 0]})] == 1
-
-
-def test_actions_that_a_client_chose_itself_reach_dqn_and_are_counted_by_ppo() -> None:
-    for algorithm in (DQN, None):
-        kind = {"algorithm": DQN} if algorithm else {}
-        with served(**kind) as one:  # type: ignore[arg-type]
-            with one.training(), one.voice() as voice:
-                turns = Turns(voice, "e")
-                for step in range(80):
-                    answer = turns.say("LOG_ACTION", observation=obs_of(step), action=step % 2)
-                    assert answer == {"type": "OK", "seq": 2 * step + 1}
-                    turns.pay(1.0)
-                turns.end(obs_of(80))
-                assert settled(one)
-            external = one.results[-1]["external"]
-            assert external["num_off_policy_steps"] == 80
-            assert (external["num_agent_steps_left_out"] > 0) == (algorithm is None)
 
 
 def test_stamps_tell_which_weights_decided() -> None:
@@ -367,16 +216,6 @@ def test_an_illegal_move_costs_an_error_and_the_episode_goes_on(door: Door) -> N
         assert one.summary()["hist_stats"]["episode_lengths"] == [len(ONE_AGENT)]
 
 
-def test_nan_is_refused_in_both_dialects() -> None:
-    for msgpack, code in ((False, "malformed"), (True, "out_of_range")):
-        with served() as one, one.sampling(), one.voice(msgpack=msgpack) as voice:
-            turns = Turns(voice, "e")
-            nan = float("nan")
-            assert voice.refused("GET_ACTION", episode_id="e", observation=[nan, 0, 0]) == code
-            assert voice.refused("LOG_RETURNS", episode_id="e", reward=nan) == code
-            assert turns.act(obs_of(0)) in (0, 1)
-
-
 @pytest.mark.each_value
 @pytest.mark.parametrize(
     ("kind", "fields"),
@@ -417,16 +256,6 @@ def test_nothing_is_taken_after_the_end_and_an_id_is_used_once() -> None:
             assert voice.refused(kind, episode_id="e", **fields) == "unknown_episode"
         assert voice.refused("START_EPISODE", episode_id="e") == "wrong_order"
         assert voice.ask("START_EPISODE")["episode_id"] != voice.ask("START_EPISODE")["episode_id"]
-
-
-def test_an_id_that_ended_a_thousand_episodes_ago_is_refused_and_nothing_breaks() -> None:
-    with served() as one, one.sampling(), one.voice() as voice:
-        for number in range(1_100):
-            voice.tell("START_EPISODE", episode_id=f"e{number}")
-            voice.tell("END_EPISODE", episode_id=f"e{number}", observation=obs_of(0))
-            assert [voice.hear()["type"] for _ in range(2)] == ["EPISODE", "OK"]
-        assert voice.refused("START_EPISODE", episode_id="e0") == "wrong_order"
-        assert voice.ask("START_EPISODE", episode_id="new")["type"] == "EPISODE"
 
 
 def test_episodes_of_another_client_are_out_of_reach() -> None:
@@ -473,31 +302,6 @@ def test_strangers_among_several_agents_cost_an_error_and_the_episode_goes_on() 
             turns.end({})
             assert settled(one)
         assert one.paid() == 3.0 * len(moves)
-
-
-def test_a_reward_for_an_agent_that_never_acts_is_kept_as_unclaimed() -> None:
-    with served(**TWO) as one:
-        with one.sampling(), one.voice() as voice:
-            turns = Turns(voice, "e")
-            turns.pay({"bob": 3.0}, done={"bob": True})
-            turns.act({"ann": [0, 0]})
-            turns.pay({"ann": 1.0, "bob": 4.0}, done={"ann": True, "bob": True})
-            turns.end({"ann": [0, 1]})
-            assert settled(one)
-        assert one.paid() == 8.0
-
-
-def test_masks_that_allow_nothing_and_masked_actions_are_refused() -> None:
-    nothing, first = ({"action_mask": mask, "at": [0, 0]} for mask in ([0, 0, 0], [1, 0, 0]))
-    with served(**MASKED) as one, one.sampling(), one.voice() as voice:
-        turns = Turns(voice, "e")
-        assert voice.refused("GET_ACTION", episode_id="e", observation=nothing) == "out_of_range"
-        assert voice.refused("LOG_ACTION", episode_id="e", observation=first, action=1) == "out_of_range"
-        assert turns.act(first) == 0
-        assert turns.say("LOG_ACTION", observation=first, action=0)["type"] == "OK"
-        # Nobody acts on a last observation.
-        turns.end(nothing)
-        assert settled(one)
 
 
 def test_policies_that_do_not_exist_and_forms_that_cannot_be_had_are_refused() -> None:
@@ -588,18 +392,6 @@ def test_who_answers_is_not_told_of_an_episode_whose_actions_are_asked_for() -> 
         turns.end(obs_of(1))
         assert voice.refused("GET_POLICIES", episode_id="e", agent_ids=["agent0"]) == "wrong_order"
         assert voice.greet()["resume"] == {}
-
-
-def test_a_message_that_comes_again_while_it_is_decided_is_answered_both_times() -> None:
-    with served() as one, one.voice() as voice:
-        turns = Turns(voice, "e")
-        turns.tell("GET_ACTION", observation=obs_of(0))
-        turns.tell_again()
-        voice.ping()
-        with one.sampling():
-            first, second = voice.hear(), voice.hear()
-        assert first == second
-        assert first["type"] == "ACTION"
 
 
 def test_gaps_and_numbers_from_before_are_refused() -> None:

@@ -7,7 +7,6 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from menv.errors import ConfigError
 from menv.serving import Limits
-from menv.serving.transports.transport import TokenBucket
 from tests.serving.doors import (
     HEADERS,
     HTTP,
@@ -142,19 +140,6 @@ def test_as_many_as_are_allowed_may_come_at_once(door: Door) -> None:
                 assert b"503" not in one.file.peek()
                 assert b"too_many" not in one.file.peek()
                 one.leave()
-
-
-@every_door
-def test_those_who_are_too_many_are_no_burden(door: Door) -> None:
-    with meeting(door, max_connections=1) as (server, _, inside):
-        assert inside.ask(b"{in") == b"{in"
-        crowd = [Client(door, server.addresses[0], greets=False) for _ in range(100)]
-        assert inside.ask(b"{still in") == b"{still in"
-        for one in crowd:
-            if door is TCP:
-                one.rest()
-            one.leave()
-        assert inside.ask(b"{still in") == b"{still in"
 
 
 def test_somebody_who_has_said_goodbye_makes_room_for_the_next() -> None:
@@ -361,64 +346,7 @@ def test_conversations_over_http_give_way_when_their_connection_is_gone() -> Non
         assert talks.losses == [1] * 7 + [0] * 3
 
 
-@pytest.mark.parametrize("rate", [0.2, 1.0, 3.0, 100.0])
-def test_a_bucket_lets_a_second_s_worth_through_at_once_and_then_its_rate(rate: float) -> None:
-    bucket, now, passed = TokenBucket(rate), 1_000.0, 0
-    while now < 1_050.0:
-        if wait := bucket.wait(now):
-            now += wait
-        else:
-            passed += 1
-    assert passed == pytest.approx(50 * rate + max(1.0, rate), abs=1.01)
-
-
-MAX_BODY = 4_000_000
-TRIPS = 200
 Address = tuple[str, int]
-
-
-def slow_loris(door: Door, address: Address, ended: threading.Event) -> None:
-    """Thirty connections that each send a byte now and then."""
-    crowd = [Client(door, address, greets=False) for _ in range(30)]
-    for byte in door.opening("Host: localhost\r\n") + door.wrap(bytes(1_000)):
-        for one in crowd:
-            one.raw(bytes([byte]))
-        if ended.wait(0.02):
-            break
-    for one in crowd:
-        one.leave()
-
-
-def garbage(door: Door, address: Address, ended: threading.Event) -> None:
-    """Random bytes as fast as they go, on one connection after the other."""
-    noise = random.Random(1)
-    while not ended.is_set():
-        with Client(door, address, greets=False) as one:
-            try:
-                for _ in range(20):
-                    one.raw(noise.randbytes(65_536))
-            except OSError:
-                pass
-
-
-def longest_bodies(door: Door, address: Address, ended: threading.Event) -> None:
-    """The longest bodies that are allowed, one after the other, each echoed."""
-    body = bytes(MAX_BODY)
-    with Client(door, address) as one:
-        while not ended.is_set():
-            assert one.ask(body) == body
-
-
-def smallest_bodies(door: Door, address: Address, ended: threading.Event) -> None:
-    """As many requests at once as fit into the connection; replies are read, by another thread."""
-    with Client(door, address) as one:
-        reading = threading.Thread(target=one.rest)
-        reading.start()
-        flood = door.wrap(b"{") * 2_000
-        while not ended.is_set():
-            one.raw(flood)
-        one.socket.shutdown(2)
-        reading.join()
 
 
 def greedy(door: Door, address: Address, ended: threading.Event) -> None:
@@ -430,41 +358,6 @@ def greedy(door: Door, address: Address, ended: threading.Event) -> None:
                 one.raw(door.wrap(b"{" + bytes(100_000)))
             except OSError:
                 ended.wait(0.05)
-
-
-def too_many(door: Door, address: Address, ended: threading.Event) -> None:
-    """Connections beyond the limit, one after the other."""
-    crowd = [Client(door, address) for _ in range(31)]
-    for one in crowd:
-        assert one.ask(b"{in") == b"{in"
-    while not ended.is_set():
-        with Client(door, address, greets=False) as one:
-            one.raw(door.opening(HEADERS) or (door.wrap(b"{") if door is HTTP else b""))
-            one.rest()
-    for one in crowd:
-        one.leave()
-
-
-BAD = (slow_loris, garbage, longest_bodies, smallest_bodies, greedy, too_many)
-
-
-@pytest.mark.each_value
-@every_door
-@pytest.mark.parametrize("behave", BAD, ids=lambda behave: behave.__name__)
-def test_the_round_trips_of_a_healthy_peer_go_on(
-    door: Door, behave: Callable[[Door, Address, threading.Event], None]
-) -> None:
-    ended = threading.Event()
-    with meeting(door, max_body=MAX_BODY, max_connections=32) as (server, _, healthy):
-        assert healthy.ask(b"{before") == b"{before"
-        bad = threading.Thread(target=behave, args=(door, server.addresses[0], ended))
-        bad.start()
-        time.sleep(0.1)
-        for trip in range(TRIPS):
-            assert healthy.ask(b"{%d" % trip) == b"{%d" % trip
-        assert bad.is_alive()
-        ended.set()
-        bad.join()
 
 
 @streams
@@ -527,12 +420,6 @@ def speak_badly(door: Door, times: int) -> None:
 @every_door
 def test_spoilt_bytes_are_no_fault_and_no_burden(door: Door) -> None:
     speak_badly(door, 150)
-
-
-@pytest.mark.soak
-@every_door
-def test_many_spoilt_bytes_are_no_fault_and_no_burden(door: Door) -> None:
-    speak_badly(door, 20_000)
 
 
 def test_pings_alone_keep_no_half_sent_body_alive() -> None:

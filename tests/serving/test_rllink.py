@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import onnxruntime
 import pytest
@@ -141,53 +140,6 @@ def test_a_client_that_played_and_fell_silent_holds_nobody_up(
         assert numbers == [1, 1]
 
 
-def test_a_first_batch_is_taken_that_was_played_without_any_model() -> None:
-    """A client written from the protocol's text alone gets its first model in answer to its first batch."""
-    with served(kind=RLlinkInput) as one, one.training(), one.voice() as voice:
-        voice.ask("GET_CONFIG")
-        player = Player(voice)
-        numbers = [
-            player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(32), env_steps=32))
-            for _ in range(2)
-        ]
-    assert numbers == [2, 3]
-    # Nobody knows how the first batch was chosen: its weights were never told.
-    external = one.results[-1]["external"]
-    assert external["messages_refused"] == external["server_faults"] == 0
-    assert one.results[-1]["num_agent_steps_sampled"] == 64
-
-
-def test_two_requests_for_the_next_weights_on_one_connection_are_both_answered() -> None:
-    with served(kind=RLlinkInput) as one, one.voice() as voice:
-        player = Player(voice)
-        voice.tell("EPISODES_AND_GET_STATE", episodes=player.play(10))
-        voice.tell("EPISODES_AND_GET_STATE", episodes=player.play(10))
-        with one.training():
-            assert [voice.hear()["type"] for _ in range(2)] == ["SET_STATE"] * 2
-
-
-def test_the_model_that_clients_get_is_the_policy() -> None:
-    with served(kind=RLlinkInput) as one, one.voice() as voice:
-        player = Player(voice)
-        with one.training():
-            assert player.load(voice.ask("GET_STATE")) == 1
-            assert player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(40))) == 2
-        (model_input,) = player.session.get_inputs()
-        (model_output,) = player.session.get_outputs()
-        assert (model_input.name, model_input.type, model_input.shape[1]) == (
-            "onnx::Gemm_0",
-            "tensor(float)",
-            3,
-        )
-        assert model_output.shape[1] == 2
-        policy: Any = one.algo.get_policy()
-        for number in range(20):
-            obs = np.array(obs_of(number), np.float32)
-            (logits,) = player.session.run(None, {"onnx::Gemm_0": obs[None]})[0]
-            inputs, _ = policy.networks.backend.evaluate(0, obs[None], None, np.zeros(1, np.int64))
-            np.testing.assert_allclose(logits, inputs[0], atol=1e-6)
-
-
 def test_several_clients_at_once_learn_together_and_their_numbers_only_grow() -> None:
     with served(kind=RLlinkInput) as one, one.training():
         voices = [one.voice(msgpack=bool(place % 2)) for place in range(4)]
@@ -238,18 +190,6 @@ def test_a_recurrent_policy_has_no_rllink_file_and_says_so_while_it_answers_one_
         answer = voice.ask("GET_ACTION", episode_id="e", observation=[0, 0, 0])
         assert answer["type"] == "ACTION"
         assert answer["action"] in (0, 1)
-
-
-def test_a_server_that_hears_nothing_says_so_and_who_is_connected() -> None:
-    with served(kind=RLlinkInput) as one, one.voice() as voice:
-        voice.ping()
-        said = one.algo.train()["external"]["idle"]
-        assert said == "no step in 0.05 s: 1 clients connected, 0 open episodes"
-        voice.bring(*Player(voice).play(40))
-        assert "idle" not in one.algo.train()["external"]
-
-
-BOX: Any = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 
 
 def whole(steps: int, start: int = 0, end: str = "terminated", **more: Any) -> Any:
@@ -305,15 +245,6 @@ def test_a_batch_holds_column_by_column_what_was_sent() -> None:
     assert batch["terminateds"].tolist() == [False] * 39 + [True]
     assert not batch["truncateds"].any()
     assert batch["t"].tolist() == list(range(40))
-
-
-def test_a_truncated_episode_bootstraps_from_its_last_observation() -> None:
-    with served(kind=RLlinkInput) as one, one.voice() as voice:
-        voice.bring(whole(40, end="truncated"))
-        batch = one.sample(40)["default_policy"]
-    assert batch["truncateds"].tolist() == [False] * 39 + [True]
-    assert not batch["terminateds"].any()
-    np.testing.assert_array_equal(batch["new_obs"][-1], np.array(obs_of(40), np.float32))
 
 
 @pytest.mark.parametrize("numbered", [False, True], ids=["without ids", "with ids"])
@@ -421,53 +352,6 @@ def test_a_message_in_which_one_episode_is_wrong_is_refused_as_a_whole() -> None
         assert one.status["open_episodes"] == 0
         voice.bring(whole(32))
         assert len(one.sample(32)["default_policy"]["obs"]) == 32
-
-
-def test_log_probabilities_per_dimension_are_added_up() -> None:
-    steps = 34
-    sent = episode(
-        [obs_of(n) for n in range(steps + 1)], [[0.1, 0.5]] * steps, [1.0] * steps, "terminated",
-        action_logp=[[-1.0, -0.25]] * steps, action_dist_inputs=[[0.0, 0.5, -1.0, -1.0]] * steps,
-    )  # fmt: skip
-    flat = {**sent, "action_logp": [-1.25] * steps}
-    with served(kind=RLlinkInput, action_space=BOX) as one, one.voice() as voice:
-        voice.bring(sent)
-        each = one.sample(steps)["default_policy"]["action_logp"]
-        voice.bring(flat)
-        together = one.sample(steps)["default_policy"]["action_logp"]
-    np.testing.assert_array_equal(each, together)
-
-
-def density(inputs: Any, actions: Any) -> Any:
-    """Return log-densities of normal distributions by their means and the logarithms of their deviations."""
-    mean, log_std = np.split(np.asarray(inputs, np.float64), 2, axis=1)
-    z = (np.asarray(actions) - mean) / np.exp(log_std)
-    return (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=1)
-
-
-def test_the_server_computes_the_same_log_density_of_box_actions_as_a_client_does() -> None:
-    """Both speak of the actions before they are clipped, in the environment's units."""
-    steps = 33
-    draws = np.random.default_rng(0)
-    with served(kind=RLlinkInput, action_space=BOX) as one, one.voice() as voice:
-        with one.sampling():
-            state = voice.ask("GET_STATE")
-        graph = onnxruntime.InferenceSession(onnx_bytes(state["onnx_file"]))
-        obs = np.array([obs_of(n) for n in range(steps + 1)], np.float32)
-        inputs = np.concatenate([graph.run(None, {"onnx::Gemm_0": row[None]})[0] for row in obs[:-1]])
-        mean, log_std = np.split(inputs, 2, axis=1)
-        actions = mean + 3 * np.exp(log_std) * draws.normal(size=mean.shape)
-        own = density(inputs, actions)
-        sent = episode(obs.tolist(), actions.tolist(), [0.0] * steps, "terminated")
-        told = {**sent, "action_logp": own.tolist(), "action_dist_inputs": inputs.tolist()}
-        voice.bring(sent)
-        computed = one.sample(steps)["default_policy"]
-        voice.bring(told)
-        given = one.sample(steps)["default_policy"]
-    assert (np.abs(actions) > BOX.high).any()
-    np.testing.assert_allclose(computed["action_logp"], given["action_logp"], atol=1e-4)
-    np.testing.assert_allclose(computed["action_dist_inputs"], given["action_dist_inputs"], atol=1e-5)
-    np.testing.assert_allclose(computed["actions"], given["actions"], atol=1e-6)
 
 
 def logp_of(one: Served, sent: Any) -> Any:

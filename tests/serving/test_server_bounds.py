@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ from menv import MultiAgentEnv
 from menv.algorithms import DQN
 from menv.errors import RefusedError
 from menv.serving import Limits, PolicyClient, RLlinkInput
-from tests.external.told import Told, obs, training, waiting
+from tests.external.told import Told, obs, waiting
 from tests.serving.doors import HTTP, TCP, Door, every_door
 from tests.serving.served import ACTIONS, OBS, TWO, Served, all_taken, obs_of, served, settled
 from tests.serving.talks import eventually
@@ -457,89 +454,3 @@ def test_a_policy_client_goes_on_when_there_is_room_for_its_episode() -> None:
             turns.end(obs_of(1))
             name = client.start_episode()
             assert client.get_action(name, np.array(obs_of(1), np.float32)) in (0, 1)
-
-
-@contextmanager
-def asking(one: Served) -> Iterator[Callable[[], float]]:
-    """Ask for one action after the other; yield what returns the longest wait in seconds since it was called last."""
-    taken: list[float] = []
-    over = threading.Event()
-
-    def ask() -> None:
-        with one.voice() as voice:
-            turns = Turns(voice, "healthy")
-            while not over.is_set():
-                begun = time.perf_counter()
-                turns.act(obs_of(1))
-                taken.append(time.perf_counter() - begun)
-                time.sleep(0.002)
-
-    def longest() -> float:
-        found = max(taken, default=float("inf"))
-        taken.clear()
-        return found
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    time.sleep(1.0)
-    try:
-        yield longest
-    finally:
-        over.set()
-        thread.join()
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_beside_a_client_that_sends_a_million_steps_others_are_answered() -> None:
-    with served(rollout_fragment_length=300) as one:
-        with one.sampling(), asking(one) as longest, one.voice(msgpack=True) as voice:
-            longest()
-            begun = time.perf_counter()
-            many_pieces(voice, 60, 20_000)
-            voice.ping()
-            backlog = one.source.sessions.backlog
-            assert any(eventually(lambda: backlog.waiting < 10_000) for _ in range(6))
-            assert longest() < (time.perf_counter() - begun) / 5
-        assert max(batch.env_steps() for batch in one.batches) < 300 + 20_000
-        assert len(one.column("obs")) > 60 * 20_000
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_beside_thousands_of_episodes_that_end_at_once_others_are_answered() -> None:
-    with served(rollout_fragment_length=300) as one, one.sampling(), asking(one) as longest:
-        voices = []
-        for _ in range(6):
-            voices.append(one.voice(msgpack=True))
-            for name in map(str, range(10_000)):
-                voices[-1].tell("START_EPISODE", episode_id=name)
-                voices[-1].tell("GET_ACTION", episode_id=name, observation=obs_of(1))
-                assert {voices[-1].hear()["type"], voices[-1].hear()["type"]} == {"EPISODE", "ACTION"}
-        assert one.status["open_episodes"] == 60_001
-        longest()
-        begun = time.perf_counter()
-        for voice in voices:
-            voice.leave()
-        board = one.envs.broker
-        assert any(eventually(lambda: one.status["open_episodes"] == 1 and board.ready < 5) for _ in range(6))
-        assert longest() < (time.perf_counter() - begun) / 5
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_the_cost_of_episodes_that_are_broken_off_grows_with_their_number() -> None:
-    def seconds(count: int) -> float:
-        env = Told()
-        with training(env, DQN, rollout_fragment_length=1_000_000, idle_timeout=0.2) as algo:
-            names = [env.start_episode() for _ in range(count)]
-            for name in names:
-                env.log_action(name, obs(0, 0), 0)
-            env.broker.lose(names, "it is a test")
-            begun = time.perf_counter()
-            algo.sample()
-            found = time.perf_counter() - begun - 0.2
-        assert algo._metrics.summary()["num_faulty_episodes"] == count
-        return found
-
-    assert seconds(30_000) < 8 * seconds(7_500)

@@ -6,8 +6,6 @@ import contextlib
 import gc
 import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -157,11 +155,6 @@ def test_twenty_thousand_damaged_frames_cost_a_healthy_client_nothing() -> None:
     assert siege(FUZZED) < 60_000_000
 
 
-@pytest.mark.soak
-def test_a_million_damaged_frames_cost_a_healthy_client_nothing() -> None:
-    assert siege(1_000_000) < 60_000_000
-
-
 @pytest.mark.slow_unless("tcp")
 @every_door
 def test_three_hundred_slow_or_silent_connections_cost_a_healthy_client_nothing(door: Door) -> None:
@@ -214,47 +207,6 @@ def kill(one: Served, number: int) -> None:
     voice.client.reset()
 
 
-PLAYER = """
-import json, socket, sys
-client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-file = client.makefile("rb")
-def ask(kind, **fields):
-    body = json.dumps({"type": kind, **fields}).encode()
-    client.sendall(b"%08d" % len(body) + body)
-    return json.loads(file.read(int(file.read(8))))
-for number in range(10**9):
-    name = f"e{number}"
-    ask("START_EPISODE", episode_id=name)
-    for step in range(20):
-        ask("GET_ACTION", episode_id=name, observation=[0, 0, step / 20])
-        ask("LOG_RETURNS", episode_id=name, reward=1)
-        print("played", flush=True)
-    ask("END_EPISODE", episode_id=name, observation=[0, 0, 0])
-"""
-
-
-def test_processes_that_are_killed_leave_nothing_behind_and_training_goes_on() -> None:
-    with served() as one:
-        port = str(one.envs.addresses[0][1])
-        with one.training():
-            players = [
-                subprocess.Popen([sys.executable, "-c", PLAYER, port], stdout=subprocess.PIPE)
-                for _ in range(3)
-            ]
-            for number, player in enumerate(players):
-                with player:
-                    assert player.stdout is not None
-                    for _ in range(30 + number):
-                        assert player.stdout.readline() == b"played\n"
-                    player.kill()
-                with one.voice() as next_one:
-                    next_one.ping()
-            assert settled(one)
-            assert eventually(lambda: one.status["clients_connected"] == 0)
-        assert one.results[-1]["num_env_steps_trained"] > 0
-        assert one.paid() >= 0
-
-
 def kills(count: int) -> Served:
     # What is left over HTTP stays for as long as this takes.
     with served(settings={"return_s": 0.05, "limits": Limits(handshake_s=600.0)}) as one:
@@ -290,11 +242,6 @@ def _over_http(count: int) -> int:
 
 def test_clients_that_are_killed_in_every_state_leave_nothing_behind_and_training_goes_on() -> None:
     kills(KILLS)
-
-
-@pytest.mark.soak
-def test_five_hundred_clients_that_are_killed_leave_nothing_behind() -> None:
-    kills(500)
 
 
 @pytest.mark.soak

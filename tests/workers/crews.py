@@ -20,6 +20,7 @@ import numpy as np
 
 from menv.algorithms import PPO
 from menv.workers import watchdog
+from tests.worlds import Alone
 
 PLAYERS = {
     "policies": ["player1", "player2"],
@@ -58,25 +59,20 @@ def same(one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, 
     )
 
 
-class Counting(gym.Env[Any, Any]):
+class Counting(Alone):
     """Episodes of `length` steps, each paying 1; what it does in a step may be something else once."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
 
     def __init__(self, config: Any) -> None:
-        self.config, self.at = config, 0
-        self.length = config.get("length", 5)
+        super().__init__(config, config.get("length", 5))
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.at = 0
-        return self._obs(), {}
+    def see(self) -> Any:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
 
-    def step(self, action: Any) -> Any:
-        self.at += 1
+    def pay(self, action: Any) -> float:
         self.act()
-        return self._obs(), 1.0, self.at == self.length, False, {}
+        return 1.0
 
     def act(self) -> None:
         """Do what an environment should not."""
@@ -88,9 +84,6 @@ class Counting(gym.Env[Any, Any]):
         except FileExistsError:
             return False
         return True
-
-    def _obs(self) -> Any:
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
 
 
 class Hanging(Counting):
@@ -194,7 +187,7 @@ class Telling(Counting):
 
     observation_space = gym.spaces.Box(-1, 100, (4,), np.float32)
 
-    def _obs(self) -> Any:
+    def see(self) -> Any:
         place = self.config
         told = [place.worker_index, place.vector_index, place.num_workers, place.recreated_worker]
         return np.array(told, np.float32)

@@ -11,6 +11,7 @@ import pytest
 from menv import Policy, PolicySpec, RandomPolicy
 from menv.errors import ConfigError
 from tests.checkpoints.runs import by_seat
+from tests.inside import policy_set
 from tests.workers.crews import Counting, running, same, weights_of
 
 TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
@@ -112,7 +113,7 @@ def test_places_of_ones_own_policies_are_used_again_and_nobody_answers_for_anoth
                     if policy_id.startswith("version"):
                         assert set(rows["actions"]) == {int(policy_id.split()[1]) % 2}
             assert new in algo.sample().policy_batches
-        assert len(algo._policy_set.groups) <= 7
+        assert len(policy_set(algo).groups) <= 7
 
 
 def test_evaluations_of_workers_are_played_when_one_of_ones_own_policies_is_gone() -> None:

@@ -15,8 +15,7 @@ from menv import Policy, PolicySpec
 from menv.algorithms.remote_rollouts import RemoteRollouts
 from menv.algorithms.worker_group import WorkerGroup
 from menv.connectors import FlattenDataAgentConnector
-from menv.errors import EnvFaultWarning
-from menv.workers.pipe_channel import UnsendableError
+from menv.errors import ConfigError, EnvFaultWarning
 from tests.interrupting import raised_at
 from tests.workers.crews import running
 
@@ -123,7 +122,7 @@ def test_a_connector_that_cannot_be_told_to_workers_is_named_each_time(settings:
         connectors = algo.get_policy().agent_connectors
         connectors.append(Holding(connectors.ctx))
         for _ in range(2):
-            with pytest.raises(UnsendableError, match="lock"):
+            with pytest.raises(ConfigError, match="lock"):
                 ask()
         connectors.remove("Holding")
         ask()
@@ -141,12 +140,12 @@ def test_what_cannot_be_told_to_workers_leaves_nothing_behind() -> None:
             (None, holds_a_lock),
             (PolicySpec(policy_class=Bound), NEWCOMER["policy_mapping_fn"]),
         ):
-            with pytest.raises(UnsendableError, match="lock"):
+            with pytest.raises(ConfigError, match="lock"):
                 algo.add_policy("newcomer", spec, policy_mapping_fn=mapping_fn)
             assert list(algo.get_weights()) == ["default_policy"]
             algo.train()
         algo.add_policy("newcomer", **NEWCOMER)
-        with pytest.raises(UnsendableError, match="lock"):
+        with pytest.raises(ConfigError, match="lock"):
             algo.remove_policy("newcomer", policy_mapping_fn=holds_a_lock)
         assert list(algo.get_weights()) == ["default_policy", "newcomer"]
         algo.train()

@@ -68,14 +68,6 @@ def best(bar: float, kill_every: float, iterations: int, **settings: Any) -> tup
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_cartpole_gets_better_while_workers_are_killed(overlap: bool) -> None:
-    found, killed, _ = best(100.0, 2.0, 60, overlap=overlap)
-    assert found >= 100.0
-    assert killed >= 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("engine", ["process", "ray"])
 def test_cartpole_is_solved_while_a_worker_is_killed_every_five_seconds(

@@ -18,7 +18,6 @@ import pytest
 from menv.algorithms import PPO
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
-from menv.workers import watchdog
 from tests.engines.processes import children, eventually, lives
 from tests.workers.crews import Counting, Hasty, running, same, weights_of
 
@@ -65,7 +64,7 @@ def test_fragments_that_a_lost_worker_had_sent_ahead_of_time_count_once(tmp_path
     with running(2, env=f"{HERE}:Counting", overlap=True, max_staleness=2, train_batch_size=40) as algo:
         algo.train()
         # Takes in what workers have sampled ahead.
-        algo.call_envs("_obs")
+        algo.call_envs("see")
         kill(algo.worker_pids()[1])
         with pytest.warns(EnvFaultWarning, match="worker 2"):
             results = [algo.train() for _ in range(5)]
@@ -208,7 +207,7 @@ def test_a_worker_that_crashes_before_its_environments_are_there_is_not_said_to_
 
 
 def test_an_environment_that_is_never_there_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "CREATION_S", 1.5)
+    monkeypatch.setattr("menv.workers.watchdog.CREATION_S", 1.5)
     said = r"worker 2 .* was not created within 1\.5 s, from __init__ \(crews.py:.*raise env_timeout above"
     with (
         running(2, env=f"{HERE}:Stuck", env_config={"hasty": Hasty()}, env_timeout=1.0) as algo,
@@ -221,7 +220,7 @@ def test_an_environment_that_is_never_there_ends_the_run(monkeypatch: pytest.Mon
 def test_a_worker_whose_successor_is_not_there_in_time_gets_another_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(watchdog, "CREATION_S", 5.0)
+    monkeypatch.setattr("menv.workers.watchdog.CREATION_S", 5.0)
     config = {"hasty": Hasty(), "flag": str(tmp_path / "flag")}
     with running(2, env=f"{HERE}:Stuck", env_config=config, env_timeout=5.0) as algo:
         with pytest.warns(EnvFaultWarning, match=r"worker 2") as caught:

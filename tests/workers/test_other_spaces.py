@@ -20,7 +20,7 @@ class Odd(Counting):
         if max(config.worker_index - 1, config.vector_index) == 1:
             setattr(self, config["name"], SPACES[config["name"]])
 
-    def _obs(self) -> Any:
+    def see(self) -> Any:
         return np.zeros(self.observation_space.shape or (), np.float32)
 
 
@@ -110,7 +110,7 @@ class Wide(Counting):
         if config.vector_index:
             self.observation_space = gym.spaces.Box(-0.5, 0.5, (2,), np.float32)
 
-    def _obs(self) -> Any:
+    def see(self) -> Any:
         return np.zeros(2, np.float32)
 
 

@@ -45,7 +45,7 @@ def test_a_worker_that_is_frozen_while_it_waits_is_replaced() -> None:
 
 
 def trains_without_the_frozen(algo: Any) -> None:
-    with pytest.warns(EnvFaultWarning, match=r"worker 1 .* did not return for env_timeout=1 s"):
+    with pytest.warns(EnvFaultWarning, match="env_timeout"):
         result = algo.train()
     assert result["num_worker_restarts"] == 1
     assert result["num_env_steps_sampled_this_iter"] == 128
@@ -55,7 +55,7 @@ def trains_without_the_frozen(algo: Any) -> None:
 def test_a_frozen_remote_environment_costs_its_own_episodes_only(tmp_path: Path) -> None:
     config = {"flag": str(tmp_path / "flag")}
     with running(0, env=f"{HERE}:Freezing", env_config=config, env_timeout=1.0, **REMOTE) as algo:
-        with pytest.warns(EnvFaultWarning, match="no answer for 1 s, expected one within env_timeout=1"):
+        with pytest.warns(EnvFaultWarning, match="env_timeout"):
             result = algo.train()
         assert result["num_faulty_episodes"] == 1
         assert algo.train()["num_faulty_episodes"] == 0

@@ -112,27 +112,6 @@ def test_dqn_trains_alike_with_workers() -> None:
     assert same(here[1], there[1])
 
 
-def test_a_fragment_of_workers_has_the_rows_of_a_fragment_here_in_the_same_order() -> None:
-    with running(0, num_envs_per_worker=4) as algo:
-        here = [algo.sample()["default_policy"] for _ in range(3)]
-    with running(2, num_envs_per_worker=2) as algo:
-        there = [algo.sample()["default_policy"] for _ in range(3)]
-    for mine, theirs in zip(here, there, strict=True):
-        for column in (
-            "obs",
-            "new_obs",
-            "actions",
-            "rewards",
-            "terminateds",
-            "advantages",
-            "env_id",
-            "eps_id",
-            "t",
-            "unroll_id",
-        ):
-            np.testing.assert_array_equal(mine[column], theirs[column], err_msg=column)
-
-
 def test_fragments_may_be_written_into_and_hold_infos() -> None:
     with running(1, env="tests.workers.crews:Counting") as algo:
         batch = algo.sample()["default_policy"]
@@ -185,28 +164,3 @@ def test_policies_may_come_and_go_before_workers_that_run_ahead_have_been_heard(
         algo.add_policy("late", policy_mapping_fn=lambda agent_id, *args, **kwargs: "late")
         assert set(algo.sample().policy_batches) == {"late"}
         assert algo.train()["num_worker_restarts"] == 0
-
-
-def test_a_policy_that_learns_changes_the_rows_of_the_next_fragment() -> None:
-    with running(1) as algo:
-        algo.train()
-        before = algo.sample()["default_policy"]
-        algo.train()
-        after = algo.sample()["default_policy"]
-        policy = algo.get_policy()
-        # The probabilities that the worker computed are those of the weights that act here.
-        networks = policy.networks
-        fresh = networks.backend.evaluate(0, after["obs"], None, after["actions"])
-        np.testing.assert_allclose(fresh.logp, after["action_logp"], atol=1e-5)
-        old = networks.backend.evaluate(0, before["obs"], None, before["actions"])
-        assert np.abs(old.logp - before["action_logp"]).max() > 1e-3
-
-
-@pytest.mark.slow
-def test_ppo_of_workers_learns_the_first_steps_of_cartpole() -> None:
-    with running(2, kind=PPO, num_envs_per_worker=8, train_batch_size=2048, lr=3e-3, model={}) as algo:
-        first = algo.train()["episode_reward_mean"]
-        for _ in range(11):
-            last = algo.train()["episode_reward_mean"]
-    assert first < 40
-    assert last > 2 * first

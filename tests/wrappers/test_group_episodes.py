@@ -11,8 +11,9 @@ import pytest
 from menv import to_base_env
 from menv.base_env import ALL
 from menv.episode import MEMBER_REWARDS
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.multi_agent_env import AgentDict
 from tests.contract.scripted import Moment, ScriptedEnv, seen
+from tests.worlds import Several
 from tests.wrappers.groups import BOTH, DEATH, playing, steps_of
 
 
@@ -111,28 +112,23 @@ def test_a_member_that_has_not_appeared_is_a_blank_and_is_sent_no_action() -> No
     assert game.complaints == []
 
 
-class Fading(MultiAgentEnv):
+class Fading(Several):
     """ "a" ends after the first step, "c" comes after it; everybody is shown the state of the whole, the step."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b", "c"]
-        part = gym.spaces.Box(0.0, 9.0, (1,))
-        self.observation_space = gym.spaces.Dict({"obs": part, "state": part})
-        self.action_space = gym.spaces.Discrete(2)
+    possible_agents, length = tuple("abc"), 3
+    observation_space = gym.spaces.Dict(dict.fromkeys(("obs", "state"), gym.spaces.Box(0.0, 9.0, (1,))))
 
-    def shown(self, *agents: str) -> AgentDict:
-        obs = {"obs": np.full(1, self.at, np.float32), "state": np.full(1, self.at, np.float32)}
-        return dict.fromkeys(agents, obs)
+    def shown(self) -> Any:
+        return ("ab", "b", "bc", "bc")[self.at]
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
-        self.at = 1
-        return self.shown("a", "b"), {}
+    def see(self, agent: str) -> Any:
+        return dict.fromkeys(("obs", "state"), np.full(1, self.at + 1, np.float32))
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        over = {ALL: self.at == 4, "a": self.at == 2}
-        return self.shown("b", "c") if self.at > 2 else self.shown("b"), {}, over, {ALL: False}, {}
+    def pay(self, actions: Any) -> Any:
+        return {}
+
+    def dead(self, actions: Any) -> Any:
+        return "a" if self.at == 1 else ""
 
 
 def test_the_state_of_the_whole_goes_on_in_the_place_of_members_that_are_not_there() -> None:

@@ -9,24 +9,20 @@ import numpy as np
 import pytest
 
 from menv.algorithms import PPO, QMIX
-from menv.base_env import ALL
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from tests.worlds import Several
 
 
-class Agree(MultiAgentEnv):
+class Agree(Several):
     """Two agents are paid for choosing the same of four numbers, of which each is shown which it may choose."""
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["ann", "bob"]
-        self.observation_space = gym.spaces.Dict(
-            {"observation": gym.spaces.Box(0, 1, (4,)), "action_mask": gym.spaces.MultiBinary(4)}
-        )
-        self.action_space = gym.spaces.Discrete(4)
-        self.rng = np.random.default_rng(0)
-        self.illegal = 0
+    possible_agents, length, illegal = ("ann", "bob"), 10, 0
+    observation_space = gym.spaces.Dict(
+        {"observation": gym.spaces.Box(0, 1, (4,)), "action_mask": gym.spaces.MultiBinary(4)}
+    )
+    action_space = gym.spaces.Discrete(4)
 
-    def observe(self) -> AgentDict:
+    def observe(self) -> Any:
         self.masks = {}
         common = int(self.rng.integers(4))
         for agent in self.possible_agents:
@@ -37,17 +33,9 @@ class Agree(MultiAgentEnv):
             for agent, mask in self.masks.items()
         }
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
-        self.rng = np.random.default_rng(seed)
-        self.at = 0
-        return self.observe(), {}
-
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.illegal += sum(not self.masks[agent][action] for agent, action in action_dict.items())
-        agreed = float(action_dict["ann"] == action_dict["bob"])
-        self.at += 1
-        rewards = dict.fromkeys(action_dict, agreed / 2)
-        return self.observe(), rewards, {ALL: self.at == 10}, {ALL: False}, {}
+    def pay(self, actions: Any) -> Any:
+        self.illegal += sum(not self.masks[agent][action] for agent, action in actions.items())
+        return dict.fromkeys(actions, (actions["ann"] == actions["bob"]) / 2)
 
 
 @pytest.mark.slow
@@ -80,8 +68,8 @@ def test_a_group_learns_to_agree_and_never_does_what_a_member_may_not() -> None:
 class Playing(Agree):
     """Nobody shall learn from "bob"."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
-        return super().reset(seed=seed)[0], {"bob": {"training_enabled": False}}
+    def infos(self) -> Any:
+        return {} if self.at else {"bob": {"training_enabled": False}}
 
 
 @pytest.mark.parametrize(
@@ -101,17 +89,20 @@ def test_nobody_learns_from_a_group_with_a_member_that_is_excepted(members: Any,
 class Fleeting(Agree):
     """ "ann" leaves in the third step; from then on her mask allows nothing."""
 
-    def observe(self) -> AgentDict:
+    length = 6
+
+    def observe(self) -> Any:
         shown = super().observe()
         if self.at < 3:
             return shown
         shown["ann"]["action_mask"][:] = 0
         return shown if self.at == 3 else {"bob": shown["bob"]}
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        over = {ALL: self.at == 6, "ann": self.at == 3}
-        return self.observe(), dict.fromkeys(action_dict, 1.0), over, {ALL: False}, {}
+    def pay(self, actions: Any) -> Any:
+        return dict.fromkeys(actions, 1.0)
+
+    def dead(self, actions: Any) -> Any:
+        return ["ann"] if self.at == 3 else []
 
 
 @pytest.mark.parametrize("algorithm", [PPO, QMIX])

@@ -8,36 +8,29 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import ConfigError, MultiAgentEnv, check_env, to_base_env
+from menv import ConfigError, check_env, to_base_env
 from menv.algorithms import PPO
 from menv.base_env import Ready
 from menv.envs import TicTacToe
 from menv.registry import make_env
 from menv.wrappers import TimeLimit
+from tests.worlds import Several
 from tests.wrappers_pettingzoo.small_games import Together, Turns
 
 SPACE = gym.spaces.Box(0.0, 100.0, (1,), np.float32)
 
 
-class Counting(MultiAgentEnv):
+class Counting(Several):
     """Two agents that see the env step and are paid 1 and 10 in each; it terminates after `length` steps."""
 
+    possible_agents, observation_space = ("ann", "bob"), SPACE
+
     def __init__(self, length: int = 1000) -> None:
-        self.possible_agents = ["ann", "bob"]
-        self.observation_space, self.action_space = SPACE, gym.spaces.Discrete(2)
-        self.length, self.at = length, 0
+        super().__init__()
+        self.length = length
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.at = 0
-        return self._seen(), {}
-
-    def step(self, actions: Any) -> Any:
-        self.at += 1
-        flags = {"__all__": self.at == self.length}, {"__all__": False}
-        return self._seen(), {"ann": 1.0, "bob": 10.0}, *flags, {}
-
-    def _seen(self) -> dict[str, Any]:
-        return dict.fromkeys(self.possible_agents, np.array([self.at], np.float32))
+    def pay(self, actions: Any) -> Any:
+        return {"ann": 1.0, "bob": 10.0}
 
 
 def ends(env: Any, polls: int) -> list[Ready]:

@@ -1,0 +1,116 @@
+"""Environments that do what a few lines say: a test derives one and writes down only what matters to it.
+
+`Alone` is gymnasium's, `InStep` several of it that step together; the agents of `Several` act together, in turns, or
+come and go. All count episodes in `episode` and the env steps of an episode in `at`; `config` is what they were created
+with. A step counts, pays, and then shows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv import MultiAgentEnv, VectorEnv
+
+LINE: Any = gym.spaces.Box(-1000.0, 1000.0, (1,), np.float32)
+TWO: Any = gym.spaces.Discrete(2)
+
+
+class Alone(gym.Env[Any, Any]):
+    """One agent that sees the env step and is paid 1 in each of `length`; with `cut`, episodes are truncated."""
+
+    observation_space, action_space = LINE, TWO
+    length = 7
+    cut = False
+
+    def __init__(self, config: Any = None, length: int | None = None) -> None:
+        self.config: Any = {} if config is None else config
+        self.length = self.length if length is None else length
+        self.episode, self.at = -1, 0
+
+    def see(self) -> Any:
+        return np.full(self.observation_space.shape, self.at, self.observation_space.dtype)
+
+    def pay(self, action: Any) -> float:
+        return 1.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.episode, self.at = self.episode + 1, 0
+        return self.see(), {}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        paid, over = self.pay(action), self.at == self.length
+        return self.see(), paid, over and not self.cut, over and self.cut, {}
+
+
+class InStep(VectorEnv):
+    """Environments of `Alone`, stepped together."""
+
+    def __init__(self, envs: list[Any]) -> None:
+        super().__init__(envs[0].observation_space, envs[0].action_space, len(envs))
+        self.envs = envs
+
+    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
+        return [env.reset()[0] for env in self.envs], [{} for _ in self.envs]
+
+    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
+        return self.envs[index or 0].reset()
+
+    def vector_step(self, actions: Any) -> Any:
+        steps = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
+        return tuple(map(list, zip(*steps, strict=True)))
+
+    def get_sub_environments(self) -> Any:
+        return self.envs
+
+
+class Several(MultiAgentEnv):
+    """Agents that see the env step; all who are `shown` are paid 1, and nobody dies before the end."""
+
+    possible_agents: Any = ("a", "b")
+    observation_space: Any = LINE
+    action_space: Any = TWO
+    length = 7
+    cut = False
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = list(self.possible_agents)
+        self.config: Any = {} if config is None else config
+        self.episode, self.at = -1, 0
+        self.rng = np.random.default_rng(0)
+
+    def shown(self) -> Any:
+        return self.possible_agents
+
+    def dead(self, actions: Any) -> Any:
+        return ()
+
+    def see(self, agent: Any) -> Any:
+        space: Any = self.get_observation_space(agent)
+        return np.full(space.shape, self.at, space.dtype)
+
+    def pay(self, actions: Any) -> Any:
+        return dict.fromkeys(self.shown(), 1.0)
+
+    def observe(self) -> Any:
+        return {agent: self.see(agent) for agent in self.shown()}
+
+    def infos(self) -> Any:
+        return {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.episode, self.at = self.episode + 1, 0
+        return self.observe(), self.infos()
+
+    def step(self, action_dict: Any) -> Any:
+        self.at += 1
+        paid, over = self.pay(action_dict), self.at == self.length
+        ends = {"__all__": over and not self.cut, **dict.fromkeys(self.dead(action_dict), True)}
+        return self.observe(), paid, ends, {"__all__": over and self.cut}, self.infos()
