@@ -274,8 +274,13 @@ def agent_pipeline(
     if chosen is not None:
         pipeline.append(chosen(ctx))
     for entry in more:
-        name, params = (entry, None) if isinstance(entry, str) else _pair(entry)
-        pipeline.append(get_connector(name, ctx, params))  # type: ignore[arg-type]
+        pair = (entry, None) if isinstance(entry, str) else entry
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise ConfigError(
+                f"agent_connectors: {entry!r}, expected a registered name, or a pair of one and its parameters; write "
+                '("FrameStackAgentConnector", {"num_frames": 4})'
+            )
+        pipeline.append(get_connector(pair[0], ctx, pair[1]))  # type: ignore[arg-type]
     pipeline.append(StateBufferConnector(ctx))
     pipeline.append(ViewRequirementAgentConnector(ctx))
     return pipeline
@@ -305,15 +310,6 @@ def action_plan(pipeline: ActionConnectorPipeline) -> ActionPlan:
         count += 1
     done, rest = kinds[:count], tuple(pipeline.connectors[count:])
     return ActionPlan(NormalizeActionsConnector in done, ClipActionsConnector in done, rest)
-
-
-def _pair(entry: object) -> tuple[Any, Any]:
-    if not isinstance(entry, list | tuple) or len(entry) != 2:
-        raise ConfigError(
-            f"agent_connectors: {entry!r}, expected a registered name, or a pair of one and its parameters; write "
-            '("FrameStackAgentConnector", {"num_frames": 4})'
-        )
-    return entry[0], entry[1]
 
 
 @dataclass(frozen=True, slots=True)

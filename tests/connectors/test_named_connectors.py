@@ -66,14 +66,6 @@ def test_nested_observations_become_what_the_network_reads() -> None:
         one(connector, new_obs={**raw, "a": np.array([7, 0], np.float32)})
 
 
-def test_an_action_mask_is_taken_out_of_the_observation() -> None:
-    space = spaces.Dict({"x": spaces.Box(0, 1, (1,)), "action_mask": spaces.MultiBinary(2)})
-    connector = ObsPreprocessorConnector(ConnectorContext(observation_space=space))
-    raw = {"x": np.zeros(1, np.float32), "action_mask": np.array([0, 1], np.int8)}
-    out = one(connector, new_obs=raw)
-    assert (out[NEXT_OBS].tolist(), out["action_mask"].tolist()) == ([0.0], [False, True])
-
-
 def test_nested_columns_are_flattened_and_infos_are_not() -> None:
     data = {
         NEXT_OBS: {"sensor2": np.array([8.8]), "sensor1": np.array([[1, 1], [2, 2]])},

@@ -27,13 +27,6 @@ def test_q_values_of_several_components_need_two_uniforms_each_and_equal_sizes()
         ActionHead("multi_q_values", (4, 2))
 
 
-def test_a_box_of_any_shape_needs_a_mean_and_a_log_std_a_dimension_and_has_no_mask() -> None:
-    head = ActionHead.for_space(gym.spaces.Box(-1.0, 1.0, (2, 3)))
-    assert (head.kind, head.sizes, head.inputs, head.outputs) == ("gaussian", (6,), 12, 6)
-    assert (head.noise, head.noise_width, head.mask_width, head.action_shape) == ("normal", 6, 0, (6,))
-    assert head.action_dtype == np.float32
-
-
 def test_choices_beside_numbers_are_one_row_of_floats_in_the_order_of_the_space() -> None:
     space = gym.spaces.Tuple(
         [gym.spaces.Box(-1.0, 1.0, (2,)), gym.spaces.Discrete(3), gym.spaces.Box(0, 1, ())]
@@ -49,12 +42,6 @@ def test_choices_beside_numbers_are_one_row_of_floats_in_the_order_of_the_space(
     )
     assert (head.noise, head.normal.tolist()) == ("mixed", [True, True, False, True])
     assert head.draw(np.array([7], np.uint64), np.array([0]), 4).shape == (1, 4)
-
-
-@pytest.mark.parametrize("sizes", [(0, 0), (2, 3), (0, -1)])
-def test_a_mixed_head_has_both_choices_and_numbers(sizes: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="of mixed a 0 for each number"):
-        ActionHead("mixed", sizes)
 
 
 def test_the_log_probability_of_a_mixed_action_is_the_sum_of_those_of_its_parts() -> None:
