@@ -204,13 +204,14 @@ class Sweep:
         self.study.set_user_attr("file", self._text)
 
     def _take_up(self, retry: bool) -> int:
-        """Let stopped trials, and failed ones with `retry`, go on in their folders; return how many are done."""
+        """Enqueue stopped trials, with `retry` failed ones, to continue in their folders; return how many are done."""
         done = 0
         for one in self.trials():
+            was_running = one.state is TrialState.RUNNING
             failed = one.state is TrialState.FAIL and (retry or "error" not in one.user_attrs)
-            if one.state is TrialState.RUNNING:
+            if was_running:
                 self.study.tell(one.number, state=TrialState.FAIL)
-            if failed or one.state is TrialState.RUNNING:
+            if failed or was_running:
                 self.study.enqueue_trial(one.params, {"again": one.number, "folder": _number(one)})
             else:
                 done += one.state is not TrialState.WAITING

@@ -33,7 +33,7 @@ def plot_curves(
         bands: Areas (x, low, high) by the name of their line, such as quartiles over seeds.
         title: Above the lines.
         x_label: Below them.
-        y_label: Beside the axis of y.
+        y_label: At the axis of y.
 
     Raises:
         ConfigError: There is no point at all.

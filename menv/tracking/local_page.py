@@ -1,4 +1,4 @@
-"""`LocalPage`: a page that browsers on this machine can open, and nobody else, for reports and for games."""
+"""`LocalPage`: a page that only browsers on this machine can open, for reports and for games."""
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ def locked(folder: Path) -> IO[bytes]:
         return file
     import fcntl
 
-    # Those who only look at the run share a lock for a moment.
+    # Readers share a lock for a moment.
     for _ in range(50):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -55,7 +55,7 @@ class _Recording(_Wrapper):  # type: ignore[misc]
         result = super().step(action)
         self._has_steps = True
         self._render()
-        # Other results are refused by those who get them.
+        # The adapter refuses other results.
         with suppress(TypeError, ValueError, RuntimeError):
             if any(flag.get(ALL) if isinstance(flag, dict) else flag for flag in result[2:4]):
                 self._finish()
