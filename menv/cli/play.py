@@ -98,10 +98,8 @@ def _policies_move(game: Game, position: Position) -> tuple[Position, list[str]]
 
 
 def _show(moves: list[str], position: Position, program: str) -> None:
-    columns, rows = shutil.get_terminal_size()
-    lines = moves[-rows:]
-    colours = sys.stdout is not None and sys.stdout.isatty()
-    lines += ["", *picture_lines(position.picture, columns, rows - 4, colours=colours), ""]
+    lines = moves[-shutil.get_terminal_size().lines :]
+    lines += ["", *picture_lines(position.picture), ""]
     if any(position.returns.values()) and not position.done:
         lines.append(f"returns: {returns_text(position.returns)}")
     print_text("\n".join(lines), program, is_drawn=True)

@@ -1,4 +1,4 @@
-"""`menv watch`: renders the policies of a run in the terminal, or into a GIF."""
+"""`menv watch`: renders the policies of a run: texts in the terminal, pictures into a GIF."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from menv.playing.terminal import picture_lines, status_line
 from menv.wrappers.record_episodes import quantized, write_gif
 
 _FPS = 10
-_MOST_FPS_SHOWN = 30
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv watch") -> int:
@@ -33,15 +32,17 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
     take_game(parser)
     parser.add_argument("--episodes", type=count, default=1, help="number of episodes (%(default)s)")
     parser.add_argument("--fps", type=_rate, help="pictures a second (that of the environment, else 10)")
-    parser.add_argument("--gif", metavar="FILE", help="write an animated GIF")
+    parser.add_argument("--gif", metavar="FILE", help="write pictures as an animated GIF (RUN.gif)")
     args = parsed(parser, arguments)
     path = args.gif
     if path and not Path(path).absolute().parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {Path(path).parent}, expected one; create it")
     with ExitStack() as stack:
         game = stack.enter_context(game_of(args, None, "rgb_array" if path else None))
+        if path is None and getattr(game.env, "render_mode", None) == "rgb_array":
+            path = f"{Path(args.run).resolve().name}.gif"
         fps = args.fps or float((getattr(game.env, "metadata", None) or {}).get("render_fps") or _FPS)
-        shown: _Screen | _Film = _Screen(game, program, fps if args.fps else min(fps, _MOST_FPS_SHOWN))
+        shown: _Screen | _Film = _Screen(game, program, fps)
         if path:
             shown = stack.enter_context(_gif(path, fps))
         for episode in range(args.episodes):
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
 
 def _played(game: Game, shown: _Screen | _Film) -> Position:
     position = game.start()
-    shown.show(position, first=True)
+    shown.show(position)
     while not position.done:
         steps = position.steps
         position = game.advance(1)
@@ -97,32 +98,18 @@ def game_of(args: argparse.Namespace, human: str | None, render_mode: str | None
 
 
 class _Screen:
-    """Draws in place on a terminal; prints each position one below the other elsewhere."""
+    """Prints each position below the one before it."""
 
     def __init__(self, game: Game, program: str, fps: float) -> None:
         self._game, self._program, self._pause = game, program, 1 / fps
-        self._in_place = sys.stdout is not None and sys.stdout.isatty()
-        self._drawn = 0
-        self._due = 0.0
+        self._waits = sys.stdout is not None and sys.stdout.isatty()
 
-    def show(self, position: Position, first: bool = False) -> None:
-        columns, rows = shutil.get_terminal_size()
-        if isinstance(position.picture, np.ndarray) and not self._in_place:
-            raise ConfigError(
-                "stdout: no terminal, expected one to show pictures in; write them to a file with --gif FILE"
-            )
-        lines = picture_lines(position.picture, columns, rows - 3, colours=True)
-        lines.append(status_line(self._game, position, columns))
-        if not self._in_place:
-            print_text("\n".join(lines), self._program, is_drawn=True)
-            return
-        time.sleep(max(self._due - time.monotonic(), 0.0))
-        self._due = time.monotonic() + self._pause
-        up = f"\x1b[{self._drawn}A" if self._drawn and not first else ""
-        # Lines that are too long are cut by the terminal, not wrapped.
-        body = "\n".join(f"{line}\x1b[K" for line in lines)
-        print_text(f"{up}\x1b[?7l{body}\x1b[J\x1b[?7h", self._program, is_drawn=True)
-        self._drawn = len(lines)
+    def show(self, position: Position) -> None:
+        columns = shutil.get_terminal_size().columns
+        lines = [*picture_lines(position.picture), status_line(self._game, position, columns)]
+        print_text("\n".join(lines), self._program, is_drawn=True)
+        if self._waits:
+            time.sleep(self._pause)
 
 
 class _Film:
@@ -132,7 +119,7 @@ class _Film:
         self._path, self._hold = path, round(fps)
         self.frames: list[Any] = []
 
-    def show(self, position: Position, first: bool = False) -> None:
+    def show(self, position: Position) -> None:
         if not isinstance(position.picture, np.ndarray):
             raise ConfigError(
                 f"{self._path}: the environment renders {'text' if position.picture else 'nothing'}, expected pictures "

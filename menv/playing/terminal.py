@@ -1,57 +1,18 @@
-"""Positions as lines of text for a terminal; pictures become half-block characters, two pixels each."""
+"""Positions as lines of text for a terminal."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
-
 from menv.playing.game import Game, Picture, Position
 
 _MOST_AGENTS = 4
 
 
-def picture_lines(picture: Picture | None, columns: int, rows: int, *, colours: bool) -> list[str]:
-    """Return the lines of a picture in at most [rows, columns] characters; texts keep their size.
-
-    Without `colours` a picture of pixels has no lines.
-    """
-    if isinstance(picture, str):
-        return picture.strip("\n").split("\n")
-    return [] if picture is None or not colours else _half_blocks(picture, columns, rows)
-
-
-def _half_blocks(picture: npt.NDArray[np.uint8], columns: int, rows: int) -> list[str]:
-    height, width = picture.shape[:2]
-    scale = min(columns / width, 2 * rows / height)
-    # An even number of pixel rows.
-    size = max(2 * round(height * scale / 2), 2), max(round(width * scale), 1)
-    pixels = _resized(picture, size)
-    lines = []
-    for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
-        cells, before = [], ""
-        for above, below in zip(upper, lower, strict=True):
-            colour = "\x1b[38;2;{};{};{};48;2;{};{};{}m".format(*above, *below)
-            cells.append("▀" if colour == before else f"{colour}▀")
-            before = colour
-        lines.append(f"{''.join(cells)}\x1b[0m")
-    return lines
-
-
-def _resized(picture: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """Return a picture of another size: means of pixels where it shrinks, copies where it grows."""
-    pixels = picture.astype(np.float64)
-    for axis, length in enumerate(size):
-        before = pixels.shape[axis]
-        starts = np.arange(length) * before // length
-        if length > before:
-            pixels = np.take(pixels, starts, axis)
-        else:
-            counts = np.diff(starts, append=before).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
-            pixels = np.add.reduceat(pixels, starts, axis) / counts
-    return pixels.astype(np.uint8)
+def picture_lines(picture: Picture | None) -> list[str]:
+    """Return the lines of a text; pictures of pixels have none."""
+    return picture.strip("\n").split("\n") if isinstance(picture, str) else []
 
 
 def status_line(game: Game, position: Position, columns: int) -> str:

@@ -2,12 +2,10 @@
 
 import io
 import os
-import pty
 import re
 import shlex
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,35 +143,6 @@ def test_texts_are_printed_one_below_the_other_without_a_terminal(
     assert capsys.readouterr().out == shown
 
 
-def in_terminal(arguments: list[str], columns: int = 40, rows: int = 24) -> str:
-    """Return what a command draws on a terminal of this size."""
-    ours, theirs = pty.openpty()
-    size = {"COLUMNS": str(columns), "LINES": str(rows), "SDL_VIDEODRIVER": "dummy"}
-    command = [sys.executable, "-m", "menv.cli", *arguments]
-    environment = {**os.environ, **size}
-    seen = b""
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment) as process:
-        os.close(theirs)
-        # On Linux the end of the other side is an error.
-        with suppress(OSError):
-            while part := os.read(ours, 1 << 16):
-                seen += part
-        os.close(ours)
-        assert process.wait(60) == 0
-    return seen.decode()
-
-
-def test_pictures_are_drawn_in_place_in_half_blocks(runs: Path) -> None:
-    shown = in_terminal(["watch", str(runs / "cart"), "--fps", "1000", "--seed", "0"])
-    first = shown.split("\x1b[?7h")[0]
-    lines = first.replace("\r", "").split("\n")
-    # 600 x 400 pixels in 40 columns: 40 x 26 half blocks.
-    assert [line.count("▀") for line in lines] == [40] * 13 + [0]
-    assert lines[-1].startswith("step 0")
-    assert "\x1b[14A" in shown
-    assert re.search(r"episode 1: return \d+\.00, \d+ env steps\r?\n$", shown)
-
-
 def test_a_gif_holds_every_step(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "game.gif"
     assert main(["watch", str(runs / "tictactoe"), "--gif", str(file), "--fps", "4"]) == 0
@@ -202,7 +171,6 @@ def test_a_gif_holds_every_step(runs: Path, tmp_path: Path, capsys: pytest.Captu
             r"\['policy_mapping_fn'\] was function \S+<lambda>.*; add --policy AGENT=POLICY$",
         ),
         (["watch", "roles", "--policy", "chef"], r"policy 'chef' of '\*': .* of \['boss', 'guest'\]"),
-        (["watch", "cart"], "stdout: no terminal, .* --gif FILE$"),
         (["watch", "cart", "--gif", "nowhere/film.gif"], "there is no folder nowhere"),
         (["watch", "cart", "--fps", "0"], "argument --fps: '0', expected a number from 0.1"),
         (["watch", "tictactoe", "--env", "tictactoo"], "did you mean 'tictactoe'"),
@@ -224,6 +192,14 @@ def test_wrong_input_gets_one_line(
         status = stop.code  # type: ignore[assignment]
     assert status == 2
     assert re.search(message, capsys.readouterr().err.strip().splitlines()[-1])
+
+
+def test_pictures_are_a_gif_without_the_option_too(
+    runs: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", str(runs / "cart"), "--seed", "0"]) == 0
+    assert re.search(r"^episode 1: return \d+\.00, \d+ env steps\nwrote cart.gif\n$", capsys.readouterr().out)
+    assert Path("cart.gif").read_bytes().startswith(b"GIF89a")
 
 
 def test_a_file_needs_pictures(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
