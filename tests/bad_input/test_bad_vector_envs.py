@@ -1,18 +1,4 @@
-"""Vectorised environments that are wrong, or are called wrongly: each fault has one clear line.
-
-call or fault                                       answer
-more existing_envs than num_envs                    refused, and the caller's list is left as it is
-seeds, options or actions of another number         refused, and nothing is stepped
-num_envs that is no number of at least 1            refused
-VectorEnv.wrap                                      names vectorize_gym_envs
-an index that there is not                          named with the valid ones
-a method that is not written                        named
-another number of values or lists, no lists         named with the method
-copies of something that brings its own number      refused
-an environment of the old gym API in it             named, with the wrapper
-`close` raises while a copy is replaced             the new one is there all the same
-no single_observation_space or single_action_space  named
-"""
+"""Vectorised environments that are wrong, or are called wrongly: each fault has one clear line."""
 
 from __future__ import annotations
 
@@ -163,60 +149,55 @@ def test_a_restart_that_is_not_written_is_named() -> None:
     assert "Handwritten.restart_at" in told(lambda: base.try_restart(0), ContractError)
 
 
-BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "no_tuple": ("vector_step", lambda result: None),
-    "a_number": ("vector_step", lambda result: 1.0),
-    "four_lists": ("vector_step", lambda result: result[:4]),
-    "one_obs": ("vector_step", lambda result: ([GOOD], *result[1:])),
-    "three_rewards": ("vector_step", lambda result: (result[0], [1.0] * 3, *result[2:])),
-    "no_list_of_rewards": ("vector_step", lambda result: (result[0], 1.0, *result[2:])),
-    "rewards_of_words": ("vector_step", lambda result: (result[0], [1.0, "much"], *result[2:])),
-    "rewards_of_digits": ("vector_step", lambda result: (result[0], ["1", "2"], *result[2:])),
-    "reward_nan": ("vector_step", lambda result: (result[0], [1.0, float("nan")], *result[2:])),
-    "no_list_of_flags": ("vector_step", lambda result: (*result[:2], False, *result[3:])),
-    "flags_of_words": ("vector_step", lambda result: (*result[:2], ["no", "no"], *result[3:])),
-    "infos_as_flags": ("vector_step", lambda result: (*result[:3], [{}, {}], result[4])),
-    "flag_none": ("vector_step", lambda result: (*result[:2], [False, None], *result[3:])),
-    "infos_dict": ("vector_step", lambda result: (*result[:4], {})),
-    "info_none": ("vector_step", lambda result: (*result[:4], [{}, None])),
-    "obs_none": ("vector_step", lambda result: ([GOOD, None], *result[1:])),
-    "obs_dict": ("vector_step", lambda result: ({0: GOOD, 1: GOOD}, *result[1:])),
-    "reset_obs_only": ("vector_reset", lambda result: result[0]),
-    "reset_three": ("vector_reset", lambda result: (*result, [])),
-    "reset_one_obs": ("vector_reset", lambda result: ([GOOD], result[1])),
-    "reset_no_list": ("vector_reset", lambda result: (1.0, result[1])),
-    "reset_no_infos": ("vector_reset", lambda result: (result[0], None)),
-    "reset_at_obs_only": ("reset_at", lambda result: result[0]),
-    "reset_at_info": ("reset_at", lambda result: (result[0], "fine")),
-}
+NAN = float("nan")
+STEPS: list[tuple[str, int, Any]] = [
+    ("ME097", 0, [GOOD]), ("ME097", 1, [1.0] * 3), ("ME097", 1, 1.0), ("ME097", 2, False), ("ME097", 4, {}),
+    ("ME097", 0, {0: GOOD, 1: GOOD}), ("ME025", 1, [1.0, "much"]), ("ME025", 1, ["1", "2"]), ("ME026", 1, [1.0, NAN]),
+    ("ME024", 2, ["no", "no"]), ("ME024", 3, [{}, {}]), ("ME024", 2, [False, None]), ("ME029", 4, [{}, None]),
+]  # fmt: skip
+"""The finding, and which of the five lists is replaced by what."""
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_return_value_of_another_form_is_named_with_its_method(case: str) -> None:
-    method, broken = BROKEN[case]
+def refused_as(method: str, broken: Callable[[Any], Any]) -> str:
+    """Return the finding of the error about an environment whose method returns something else."""
     good = getattr(Handwritten, method)
 
     def bad(self: Any, *args: Any, **kwargs: Any) -> Any:
         return broken(good(self, *args, **kwargs))
 
-    message = refusal(type("Broken", (Handwritten,), {method: bad}), error=ContractError)
-    if case != "obs_none":
-        assert method in message
+    with (
+        pytest.raises(ContractError) as caught,
+        PPO(env=type("Broken", (Handwritten,), {method: bad})) as algo,
+    ):
+        algo.train()
+    assert method in checked(str(caught.value))
+    return caught.value.finding
+
+
+@pytest.mark.parametrize(("finding", "part", "value"), STEPS)
+def test_a_list_of_another_form_is_named_with_its_method(finding: str, part: int, value: Any) -> None:
+    assert refused_as("vector_step", lambda result: (*result[:part], value, *result[part + 1 :])) == finding
 
 
 @pytest.mark.parametrize(
-    ("case", "name"),
-    [("one_obs", "1 values as obs"), ("three_rewards", "3 values as rewards"), ("infos_dict", "a single dict as infos"),
-     ("no_list_of_flags", "a single bool as terminateds"), ("reset_one_obs", "1 values as obs")],
-)  # fmt: skip
-def test_a_list_of_another_length_is_named(case: str, name: str) -> None:
-    method, broken = BROKEN[case]
-    good = getattr(Handwritten, method)
-
-    def bad(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return broken(good(self, *args, **kwargs))
-
-    assert name in refusal(type("Broken", (Handwritten,), {method: bad}), error=ContractError)
+    ("finding", "method", "broken"),
+    [
+        ("ME020", "vector_step", lambda result: None),
+        ("ME020", "vector_step", lambda result: 1.0),
+        ("ME020", "vector_step", lambda result: result[:4]),
+        ("ME011", "vector_reset", lambda result: result[0]),
+        ("ME011", "vector_reset", lambda result: (*result, [])),
+        ("ME097", "vector_reset", lambda result: ([GOOD], result[1])),
+        ("ME097", "vector_reset", lambda result: (1.0, result[1])),
+        ("ME097", "vector_reset", lambda result: (result[0], None)),
+        ("ME011", "reset_at", lambda result: result[0]),
+        ("ME029", "reset_at", lambda result: (result[0], "fine")),
+    ],
+)
+def test_a_return_value_of_another_form_is_named_with_its_method(
+    finding: str, method: str, broken: Callable[[Any], Any]
+) -> None:
+    assert refused_as(method, broken) == finding
 
 
 def test_a_last_observation_that_is_none_is_refused() -> None:
