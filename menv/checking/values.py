@@ -221,8 +221,6 @@ def sample_action(space: gym.Space[Any], rng: np.random.Generator, mask: object 
     if parts_of(space) is not None:
         flags = iter([] if mask is None else components(mask, space))
         return built(space, lambda keys, leaf: sample_action(leaf, rng, _next(flags, leaf)))
-    if isinstance(space, gym.spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
-        return _sample_box(space, rng)
     # Sampling the space itself would change its owner's random state.
     twin = copy.deepcopy(space)
     twin.seed(int(rng.integers(2**31)))
@@ -239,15 +237,6 @@ def _pick(n: int, rng: np.random.Generator, flags: Any) -> Any:
     if flags is None or not flags.any():
         return rng.integers(n)
     return rng.choice(np.flatnonzero(flags))
-
-
-def _sample_box(space: gym.spaces.Box, rng: np.random.Generator) -> Any:
-    """Sample uniformly within bounds, normally where a bound is infinite, and clip."""
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    bounded = np.isfinite(low) & np.isfinite(high)
-    even = np.where(bounded, low, 0.0) + rng.random(space.shape) * np.where(bounded, high - low, 1.0)
-    drawn = np.clip(np.where(bounded, even, rng.standard_normal(space.shape)), low, high)
-    return np.asarray(drawn, space.dtype)
 
 
 def same(one: object, other: object) -> bool:

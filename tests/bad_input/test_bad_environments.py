@@ -74,6 +74,7 @@ def pausing(reward: Any) -> Callable[..., Any]:
 
 NO_REWARDS: list[Any] = ["much", b"1", None, [[1], [1, 2]], {"a": 1}, 1j, np.ones(3), [1.0, 2.0]]
 NO_FLAGS: list[Any] = [[False], "False", (False,), {"ann": False}, np.zeros(2, np.bool_), torch.zeros(2)]
+NOTHING: list[Any] = ["", [], {}, None]
 NO_INFOS: list[Any] = [None, [], "fine", 0, np.zeros(1)]
 DICTS: list[Any] = [None, 1.0, [1.0, 1.0]]
 
@@ -113,7 +114,7 @@ REFUSED: dict[str, list[type]] = {
     ],
     "ME025": [
         *(broken(kind, paid(kind, reward)) for kind in BOTH for reward in NO_REWARDS),
-        *(broken(Faulty, pausing(reward)) for reward in ("", [], {}, None)),
+        *(broken(Faulty, pausing(reward)) for reward in NOTHING),
         broken(Faulty, beside_an_end(1, np.zeros(2))),
     ],
     "ME026": [broken(kind, paid(kind, number, 2)) for kind in BOTH for number in (float("nan"), 10**400)],
@@ -135,7 +136,7 @@ def test_what_breaks_the_contract_is_refused_with_the_code_of_the_checker(code: 
         assert caught.value.finding == code
 
 
-BY_AGENT = {"ann": UNIT, "bob": UNIT}
+BY_AGENT: dict[str, gym.Space[Any]] = {"ann": UNIT, "bob": UNIT}
 NO_SPACES: list[type] = [
     broken(Faulty, observation_space=None),
     *(broken(kind, observation_space=spaces) for kind in BOTH for spaces in ([UNIT, UNIT], BY_AGENT)),

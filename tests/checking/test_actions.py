@@ -103,8 +103,6 @@ class Pair(MultiAgentEnv):
 
 def test_random_actions_keep_to_the_masks_of_a_group() -> None:
     assert check_env(lambda context: Pair().with_agent_groups({"team": ["a", "b"]})) == []
-    inner, outer = {"left": ["a"], "right": ["b"]}, {"team": ["right", "left"]}
-    assert check_env(lambda context: Pair().with_agent_groups(inner).with_agent_groups(outer)) == []
 
 
 def test_masks_of_a_group_that_allow_a_member_nothing_or_do_not_fit_are_found() -> None:
