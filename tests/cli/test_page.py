@@ -27,8 +27,8 @@ def test_the_commands_and_the_python_blocks_run_as_printed(
     assert "saved run/checkpoints/000005" in said
     assert "50 episodes, mean return" in said
     assert "tictactoe: nothing found" in said
-    assert "wrote four.gif" in said
-    assert "player1, your move: 0 1" in said
+    assert "wrote three.gif" in said
+    assert "player1, your move: 0 top left" in said
 
 
 def test_the_file_of_settings_means_what_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
