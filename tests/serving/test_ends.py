@@ -20,6 +20,7 @@ from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.serving.transports.server import Server
 from menv.serving.transports.tcp import TcpConnection, TcpTransport
 from menv.serving.transports.transport import Arrival
+from tests.engines.processes import open_files
 from tests.house.sources import ROOT
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door, every_door
 from tests.serving.few_descriptors import FEW
@@ -67,10 +68,6 @@ every_state = pytest.mark.parametrize("state", STATES, ids=lambda state: state._
 
 def the_serving_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "menv-serving"]
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def connections_in_memory() -> int:

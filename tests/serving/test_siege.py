@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import random
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 
 from menv.callbacks import DefaultCallbacks
 from menv.serving import Limits
+from tests.engines.processes import open_files, resident
 from tests.serving.corpus import ACTIONS, OBS, Damage
 from tests.serving.doors import DOORS, HEADERS, TCP, Client, Door, every_door
 from tests.serving.served import Served, obs_of, served, settled
@@ -95,16 +95,6 @@ def fuzz(one: Served, door: Door, count: int, seed: int, each: int = 50) -> None
                     seen = seen[-10:] + client.socket.recv(100_000)
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def resident() -> int:
-    """Return the memory of this process in bytes."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 class Ends(DefaultCallbacks):
     """Notes what the healthy client's episodes came to, by the client's own ids."""
 
@@ -139,13 +129,13 @@ def siege(count: int) -> int:
     ):
         fuzz(one, TCP, count // 10, seed=1)
         gc.collect()
-        before, threads, files = resident(), threading.active_count(), open_files()
+        before, threads, files = resident(), threading.active_count(), len(open_files())
         for place, door in enumerate(DOORS):
             fuzz(one, door, count * 3 // 10, seed=2 + place)
         grown = resident() - before
         assert one.refused > count // 4
         assert healthy.episodes > 10
-        assert eventually(lambda: open_files() <= files)
+        assert eventually(lambda: len(open_files()) <= files)
         assert threading.active_count() <= threads
     return grown
 
@@ -213,7 +203,7 @@ def kills(count: int) -> Served:
         with one.training():
             with Healthy(one).playing() as healthy:
                 kill(one, 0)
-                threads, files = threading.active_count(), open_files()
+                threads, files = threading.active_count(), len(open_files())
                 for number in range(count):
                     kill(one, number)
                     if number % 10 == 0:
@@ -221,7 +211,7 @@ def kills(count: int) -> Served:
                             next_one.ping()
                 assert eventually(lambda: one.status["open_episodes"] <= 1 + count)
                 assert threading.active_count() <= threads
-                assert eventually(lambda: open_files() <= files)
+                assert eventually(lambda: len(open_files()) <= files)
             assert healthy.episodes > 1
             assert settled(one, episodes=_over_http(count))
         assert one.results[-1]["num_env_steps_trained"] > 0
