@@ -66,9 +66,10 @@ class RunnerStep:
     broken: Broken | None = None
 
     def copied(self, env_steps: int) -> RunnerStep:
-        """Return a copy of what plays are compared by."""
-        shown, outcome = own_copy(self.shown), own_copy(self.outcome)
-        return RunnerStep(dict.fromkeys(self.waiting), shown, outcome, env_steps=env_steps)
+        """Return a copy of what plays are compared by; without the next episode, whose reset had no seed."""
+        waiting: dict[Key, Any] = {} if self.over else dict.fromkeys(self.waiting)
+        shown = {key: obs for key, obs in self.shown.items() if not self.over or key not in self.waiting}
+        return RunnerStep(waiting, own_copy(shown), own_copy(self.outcome), env_steps=env_steps)
 
 
 class Runner:
