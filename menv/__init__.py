@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from menv._lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from menv.algorithms.onnx_export import export_onnx as export_onnx
+    from menv.algorithms.networks.onnx_export import export_onnx as export_onnx
     from menv.base_env import BaseEnv as BaseEnv
     from menv.base_env import End as End
     from menv.base_env import EpisodeEnd as EpisodeEnd

@@ -12,7 +12,7 @@ from examples.two_step_game import grouped
 from menv.algorithms import PPO, QMIX, DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import read_config
-from menv.algorithms.results import EpisodeResult, TrainResult
+from menv.algorithms.training.results import EpisodeResult, TrainResult
 from menv.cli.arguments import with_objects
 from menv.cli.zoo import required_zoo_settings
 from menv.envs import TicTacToe

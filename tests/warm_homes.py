@@ -153,7 +153,7 @@ if __name__ == "__main__":
     Later.stand_for("onnxruntime")
     import menv.algorithms.dqn.dqn
     import menv.algorithms.ppo.ppo
-    import menv.algorithms.rollout_worker
+    import menv.algorithms.rollouts.rollout_worker
     import menv.verify.verify  # noqa: F401
 
     assert not {"torch", "ray"} & set(sys.modules)

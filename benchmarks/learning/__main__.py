@@ -28,7 +28,7 @@ import numpy as np
 import menv
 from benchmarks.learning.page import write_page
 from benchmarks.learning.tables import Experiment, groups, missing
-from menv.algorithms.learn import TIMESTEPS
+from menv.algorithms.training.learn import TIMESTEPS
 from menv.cli.zoo import required_zoo_settings
 from menv.tracking.run_folder import Run
 

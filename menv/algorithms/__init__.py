@@ -1,9 +1,9 @@
 """Algorithms: PPO, DQN and QMIX, and everything that trains policies.
 
 Begin with `algorithm.py`, the training loop. `config/` holds the settings, `ppo/`, `dqn/` and `qmix/` the algorithms,
-`networks/` their networks. Fragments come from `rollouts.py` (this process) or `remote_rollouts.py` (workers),
-`learners.py` trains, `evaluation.py` evaluates, `checkpoints.py` saves. This is the only package that imports torch and
-onnx, and only when something is built.
+`off_policy/` what the last two share, `networks/` their networks. Experience and evaluations come from `rollouts/`;
+`training/` holds the policies, their learners, `learn`, checkpoints and leagues. This is the only package that imports
+torch and onnx, and only when something is built.
 """
 
 from menv._lazy_names import refuse_root_import

@@ -1,7 +1,7 @@
 """The training loop: sample, hand each policy's batch to its learner, publish the weights, report.
 
 `PPO`, `DQN` and `QMIX` differ in their `recipe`; this loop is the same for all. The settings are in
-`menv.algorithms.config`, and `menv.algorithms.policy_set` holds the policies.
+`menv.algorithms.config`, and `menv.algorithms.training.policy_set` holds the policies.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 import numpy as np
 
 from menv import rng
-from menv.algorithms.checkpoints import Checkpoints, SavedRun, TrainingProgress
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings, read_config
-from menv.algorithms.crash_capsules import CrashCapsules
-from menv.algorithms.evaluation_runner import EvaluationRunner
-from menv.algorithms.league import make_league
-from menv.algorithms.learn import hyperparameters, learn
-from menv.algorithms.learners import learner_info, merged
-from menv.algorithms.operation_guard import OperationGuard
-from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import Recipe
-from menv.algorithms.remote_rollouts import WorkerGroupFactory
-from menv.algorithms.results import EvaluationResult, TrainResult
-from menv.algorithms.rollouts import BatchAccumulator, RecordedRows
-from menv.algorithms.weight_publisher import ExternalClients
+from menv.algorithms.rollouts.evaluation_runner import EvaluationRunner
+from menv.algorithms.rollouts.local_rollouts import BatchAccumulator, RecordedRows
+from menv.algorithms.rollouts.remote_rollouts import WorkerGroupFactory
+from menv.algorithms.training.checkpoints import Checkpoints, SavedRun, TrainingProgress
+from menv.algorithms.training.crash_capsules import CrashCapsules
+from menv.algorithms.training.league import make_league
+from menv.algorithms.training.learn import hyperparameters, learn
+from menv.algorithms.training.learners import learner_info, merged
+from menv.algorithms.training.operation_guard import OperationGuard
+from menv.algorithms.training.policy_set import PolicySet
+from menv.algorithms.training.results import EvaluationResult, TrainResult
+from menv.algorithms.training.weight_publisher import ExternalClients
 from menv.callbacks import read_callbacks
 from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.metrics import Metrics

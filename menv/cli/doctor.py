@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import menv
-from menv.algorithms.torch_threads import gpu_names
+from menv.algorithms.training.torch_threads import gpu_names
 from menv.cli.arguments import Parser, print_text
 from menv.tracking.run_folder import json_text
 

@@ -44,9 +44,9 @@ from menv.cli.arguments import (
     with_sections,
 )
 from menv.errors import ConfigError, MissingExtraError
+from menv.interrupts import Terminations
 from menv.plain_files import inside, opened, read, replacing, writing
 from menv.serialization import shell_line
-from menv.serving.interrupts import Terminations
 from menv.tracking.report import write_report
 from menv.tracking.run_folder import Run, locked, scalars
 

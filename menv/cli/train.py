@@ -19,7 +19,7 @@ import gymnasium as gym
 import menv
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
-from menv.algorithms.learn import (
+from menv.algorithms.training.learn import (
     TIMESTEPS,
     Saving,
     StopRule,
@@ -51,12 +51,12 @@ from menv.env_calls import close_unused
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, message_of
 from menv.inference.checkpoint_folder import LATEST, RUN_CHECKPOINTS
+from menv.interrupts import Terminations
 from menv.plain_files import path_given
 from menv.policy_spec import PolicySpec
 from menv.registry import describe_env, make_env
 from menv.sampling.infer_policies import AgentSpaces
 from menv.serialization import shell_line, shell_word
-from menv.serving.interrupts import Terminations
 from menv.tracking.progress import progress
 from menv.tracking.run_folder import Run, RunFolder, cut_after, locked, next_run_dir
 from menv.tracking.services import services_of

@@ -23,9 +23,9 @@ from menv.env_context import InputContext
 from menv.errors import CallOrderError, ConfigError
 from menv.external_env import stopped
 from menv.inference.network_policy import NetworkPolicy
+from menv.interrupts import Interrupts
 from menv.policy import Policy
 from menv.serialization import space_to_json
-from menv.serving.interrupts import Interrupts
 from menv.serving.limits import Limits
 from menv.serving.protocol import BadMessageError, ErrorCode
 from menv.serving.session import STILL_PLAYING_S, SamplerTaskQueue, ServerSessions
@@ -75,7 +75,7 @@ class PublishedPolicies(Protocol):
 
 
 class Trainer(Protocol):
-    """The algorithm that learns from the clients of a server; `menv.algorithms.weight_publisher` implements it.
+    """The algorithm that learns from the clients of a server; `WeightPublisher` implements it.
 
     Attributes:
         env_steps_per_sample: Env steps of one rollout fragment.

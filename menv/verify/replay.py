@@ -17,7 +17,7 @@ from typing import Any
 
 from menv.adapters.convert import to_local_base_env
 from menv.adapters.local_envs import LocalEnvs
-from menv.algorithms.crash_capsules import Capsule, read_capsule
+from menv.algorithms.training.crash_capsules import Capsule, read_capsule
 from menv.env_calls import close_env
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, ContractError, EnvFault, MenvError

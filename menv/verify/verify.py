@@ -19,9 +19,9 @@ from menv.adapters.adapter import Adapter
 from menv.adapters.convert import to_local_base_env
 from menv.algorithms.algorithm import check_packages
 from menv.algorithms.config.read_config import override, read_config
-from menv.algorithms.network_group_builder import build_groups
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.ppo import PPORecipe
+from menv.algorithms.training.network_group_builder import build_groups
 from menv.base_env import SINGLE_AGENT, AgentId, Column
 from menv.checking.values import same
 from menv.env_context import EnvContext

@@ -1,6 +1,6 @@
 """`to_base_env` with sub-environments in this process or in others.
 
-`env.to_base_env(...)` and `menv.algorithms.worker_messages` call it. `menv.adapters.convert` handles local
+`env.to_base_env(...)` and `menv.algorithms.rollouts.environments` call it. `menv.adapters.convert` handles local
 environments.
 """
 

@@ -1,6 +1,6 @@
 """A watchdog ends this process when an environment in it does not return, or when the process is frozen.
 
-`menv.algorithms.rollout_worker` uses one with an `env_timeout`, and limits the creation of environments. Python cannot
+`menv.algorithms.rollouts` uses one with an `env_timeout`, and limits the creation of environments. Python cannot
 interrupt an environment that hangs and may keep every thread waiting, so a second small process counts the seconds
 without a sign of life. It lets `faulthandler` write the stack of every thread to stderr and ends the process; the
 driver shows that. Where all processes are paused, as with the lid of a laptop or `docker pause`, it does not count.

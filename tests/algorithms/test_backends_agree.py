@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from menv.algorithms.networks.stock_spec import ConvStack, StockSpec, default_filters, read_filters
-from menv.algorithms.torch_backend import TorchBackend, check_against
+from menv.algorithms.networks.torch_backend import TorchBackend, check_against
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import (
     Activation,
@@ -19,8 +18,9 @@ from menv.algorithms.networks.stock_spec import (
     default_filters,
     read_filters,
 )
+from menv.algorithms.networks.torch_backend import TorchBackend, check_against
 from menv.algorithms.networks.torch_stock import TorchStock
-from menv.algorithms.torch_backend import TorchBackend, check_against
+from menv.algorithms.training.flat_adam import FlatAdam
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend

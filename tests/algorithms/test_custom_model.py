@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from menv.algorithms import ModelConfig
-from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.custom_model import CustomSpec, ObsStructure
 from menv.algorithms.networks.stock_spec import StockSpec
-from menv.algorithms.torch_backend import TorchBackend
+from menv.algorithms.networks.torch_backend import TorchBackend
+from menv.algorithms.training.flat_adam import FlatAdam
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead

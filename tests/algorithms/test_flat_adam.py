@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from menv.algorithms.flat_adam import FlatAdam
+from menv.algorithms.training.flat_adam import FlatAdam
 from menv.errors import ConfigError
 
 WEIGHTS = {

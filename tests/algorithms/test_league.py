@@ -14,7 +14,7 @@ import pytest
 
 from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
-from menv.algorithms.league import ratings_of
+from menv.algorithms.training.league import ratings_of
 from menv.errors import ConfigError, ContractError
 from menv.policy import Policy
 from menv.tracking import Run
@@ -471,7 +471,7 @@ def test_games_count_once_although_a_snapshot_cannot_be_written(monkeypatch: pyt
 
     with tictactoe(matchmaking="latest") as algo:
         league = league_of(algo)
-        monkeypatch.setattr("menv.algorithms.league.write_folder", full)
+        monkeypatch.setattr("menv.algorithms.training.league.write_folder", full)
         with pytest.raises(OSError, match="no space"):
             algo.train()
         games = league._recent["default_policy"]

@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from menv.algorithms.networks.torch_backend import TorchBackend
 from menv.algorithms.qmix.network import GroupSpec, group_layout
-from menv.algorithms.torch_backend import TorchBackend
 from menv.errors import ConfigError
 from menv.inference.backend import ActingBackend
 from menv.inference.onnx_backend import OnnxBackend

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from menv.algorithms import DQN, QMIX, Algorithm
-from menv.algorithms.return_scaling import RewardScale
+from menv.algorithms.training.return_scaling import RewardScale
 from tests.worlds import Alone, Several
 
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from menv.algorithms import ModelConfig, PPOConfig
-from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.stock_layers import torch_cell
 from menv.algorithms.networks.stock_spec import Cell, CellKind, StockSpec
 from menv.algorithms.ppo.learner import PPOLearner
-from menv.algorithms.sequences import sequences, state_before
+from menv.algorithms.training.flat_adam import FlatAdam
+from menv.algorithms.training.sequences import sequences, state_before
 from menv.inference.action_heads import ActionHead
 
 SPEC = StockSpec(3, ActionHead("categorical", (2,)), (4,), cell=Cell("lstm", 5))

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from menv.algorithms import PPO, PPOConfig, PPOPolicy
 from menv.algorithms.networks.custom_model import CustomSpec
 from menv.algorithms.networks.stock_spec import VALUE_OUT, StockSpec
+from menv.algorithms.networks.torch_backend import TorchBackend
 from menv.algorithms.ppo.learner import PPOLearner
-from menv.algorithms.return_scaling import ReturnNormalizer
-from menv.algorithms.torch_backend import TorchBackend
+from menv.algorithms.training.return_scaling import ReturnNormalizer
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from tests.algorithms.ppo_rows import Columns, rows_of

@@ -13,10 +13,10 @@ import torch
 
 from menv import Policy, PolicySpec
 from menv.algorithms import PPO, QMIX
+from menv.algorithms.networks.torch_backend import TorchBackend, check_against
 from menv.algorithms.qmix.graphs import GroupGraphs
 from menv.algorithms.qmix.learner import TorchGroup
 from menv.algorithms.qmix.network import GroupSpec, group_layout
-from menv.algorithms.torch_backend import TorchBackend, check_against
 from menv.inference.onnx_backend import OnnxBackend
 from tests.inference.lively import lively_weights
 from tests.worlds import Several

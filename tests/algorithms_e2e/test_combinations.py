@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy, SampleBatch
 from menv.algorithms import DQN, PPO, Algorithm
-from menv.algorithms.sequences import state_before
+from menv.algorithms.training.sequences import state_before
 from tests.algorithms_e2e.comings import Comings
 from tests.inside import policy_set
 

@@ -15,7 +15,7 @@ import pytest
 from gymnasium.spaces import Box
 
 from menv.algorithms import DQN, PPO
-from menv.algorithms.rollouts import LocalRollouts
+from menv.algorithms.rollouts.local_rollouts import LocalRollouts
 from menv.callbacks import DefaultCallbacks
 from menv.envs import TicTacToe
 from menv.sample_batch import SampleBatch

@@ -10,7 +10,7 @@ import pytest
 
 from menv import PolicySpec
 from menv.algorithms import PPO
-from menv.algorithms.sequences import state_before
+from menv.algorithms.training.sequences import state_before
 from tests.algorithms_e2e.looking import watching
 from tests.algorithms_e2e.test_ppo import tiny
 from tests.worlds import Alone, Several

@@ -167,7 +167,7 @@ def test_a_package_of_the_extra_that_is_missing_is_named_with_the_command(
     monkeypatch: pytest.MonkeyPatch, needing: Callable[[], Any], who: str, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "menv.algorithms.onnx_export", raising=False)
+    monkeypatch.delitem(sys.modules, "menv.algorithms.networks.onnx_export", raising=False)
     with pytest.raises(MissingExtraError) as caught:
         needing()
     assert str(caught.value) == (

@@ -12,7 +12,7 @@ import pytest
 
 from menv import BaseEnv, Policy, PolicySpec
 from menv.algorithms import PPO, PPOPolicy
-from menv.algorithms.rollouts import LocalRollouts
+from menv.algorithms.rollouts.local_rollouts import LocalRollouts
 from menv.sample_batch import SampleBatch
 from tests.worlds import Alone, InStep, Several
 

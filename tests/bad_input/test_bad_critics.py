@@ -240,7 +240,7 @@ def test_advantages_without_values_are_refused() -> None:
 
 
 def test_actions_that_are_no_fixed_number_of_numbers_are_refused() -> None:
-    from menv.algorithms.centralized_critic import JointObs
+    from menv.algorithms.rollouts.centralized_critic import JointObs
 
     talk = gym.spaces.Sequence(gym.spaces.Discrete(3))
     spec = PolicySpec(observation_space=gym.spaces.Box(0, 1, (2,)), action_space=talk)

@@ -12,7 +12,7 @@ import pytest
 
 from menv import ConfigError, Policy
 from menv.algorithms import PPO, Algorithm
-from menv.algorithms.crash_capsules import read_capsule
+from menv.algorithms.training.crash_capsules import read_capsule
 from menv.cli.main import main
 from menv.inference.checkpoint_folder import LATEST
 from menv.offline import read_episodes, record

@@ -13,7 +13,7 @@ import pytest
 
 from menv import Policy, export_onnx
 from menv.algorithms import PPO
-from menv.algorithms.onnx_export import rllink_model
+from menv.algorithms.networks.onnx_export import rllink_model
 from menv.errors import ConfigError
 from menv.inference.golden import columns
 from menv.spaces import paths

@@ -17,7 +17,7 @@ import pytest
 from menv import Policy, export_onnx, local_policy_inference
 from menv.algorithms import DQN, PPO
 from menv.algorithms.algorithm import Algorithm
-from menv.algorithms.onnx_export import rllink_model
+from menv.algorithms.networks.onnx_export import rllink_model
 from menv.errors import ConfigError
 from tests.algorithms.test_custom_model import Eye, Moody, Net
 from tests.algorithms.test_custom_model_state import QRemembering

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.algorithms.learn import StopRule
+from menv.algorithms.training.learn import StopRule
 from menv.cli.main import main
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]

@@ -31,7 +31,7 @@ SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64",
 ONCE = [*SMALL, "--stop", "training_iteration=1"]
 RUN = "my runs/one"
 PLACES = {
-    "menv/algorithms/crash_capsules.py",  # test_the_command_of_a_crash_capsule_repeats_the_fault
+    "menv/algorithms/training/crash_capsules.py",  # test_the_command_of_a_crash_capsule_repeats_the_fault
     "menv/cli/show.py",  # test_export_copies_policies_that_need_no_torch
     "menv/cli/sweep.py",  # tests/cli/test_sweep.py
     "menv/cli/train.py",

@@ -11,8 +11,8 @@ import pytest
 
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import StockSpec
+from menv.algorithms.networks.torch_backend import TorchBackend
 from menv.algorithms.networks.torch_stock import TorchStock
-from menv.algorithms.torch_backend import TorchBackend
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend

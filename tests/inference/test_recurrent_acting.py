@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from menv.algorithms.networks.stock_spec import Cell, CellKind, StockSpec
-from menv.algorithms.torch_backend import TorchBackend, check_against
+from menv.algorithms.networks.torch_backend import TorchBackend, check_against
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import Decision

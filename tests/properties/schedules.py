@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from menv import to_base_env
 from menv.algorithms import ModelConfig, PPOConfig, PPORecipe
-from menv.algorithms.network_group_builder import build_groups
-from menv.algorithms.sequences import state_before
+from menv.algorithms.training.network_group_builder import build_groups
+from menv.algorithms.training.sequences import state_before
 from menv.base_env import BaseEnv, Ready
 from menv.inference.network_policy import NetworkGroup
 from menv.metrics import Metrics

@@ -16,8 +16,8 @@ import pytest
 
 from menv import Policy
 from menv.algorithms import PPO
-from menv.algorithms.onnx_export import INPUT, LEAST_BYTES, onnx_file, rllink_model
-from menv.algorithms.weight_publisher import WeightsHistory
+from menv.algorithms.networks.onnx_export import INPUT, LEAST_BYTES, onnx_file, rllink_model
+from menv.algorithms.training.weight_publisher import WeightsHistory
 from menv.connectors import (
     ActionConnector,
     AgentConnector,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from menv import Policy, PolicySpec
-from menv.algorithms.remote_rollouts import RemoteRollouts
-from menv.algorithms.worker_group import WorkerGroup
+from menv.algorithms.rollouts.remote_rollouts import RemoteRollouts
+from menv.algorithms.rollouts.worker_group import WorkerGroup
 from menv.connectors import FlattenDataAgentConnector
 from menv.errors import ConfigError, EnvFaultWarning
 from tests.interrupting import raised_at

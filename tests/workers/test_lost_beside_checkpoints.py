@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from menv.algorithms import PPO
-from menv.algorithms.remote_rollouts import RemoteRollouts
-from menv.algorithms.worker_group import WorkerGroup
+from menv.algorithms.rollouts.remote_rollouts import RemoteRollouts
+from menv.algorithms.rollouts.worker_group import WorkerGroup
 from menv.errors import EnvCrashError, WorkerLostError
 from tests.workers.crews import running, same, weights_of
 from tests.workers.test_lost_workers import kill

@@ -11,7 +11,7 @@ import pytest
 
 from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO
-from menv.algorithms.remote_rollouts import RemoteRollouts
+from menv.algorithms.rollouts.remote_rollouts import RemoteRollouts
 from tests.workers.crews import PLAYERS, ROADS, running, same, weights_of
 
 GAMES: dict[str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ from menv import (
     registry,
 )
 from menv.algorithms import DQN, PPO, compute_advantages
-from menv.algorithms.sequences import state_before
+from menv.algorithms.training.sequences import state_before
 from menv.connectors import (
     FlattenDataAgentConnector,
 )

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from menv.algorithms.config.field_checks import LEARNERS, check_stored
-from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock_spec import EPSILON
+from menv.algorithms.networks.torch_runtime import array_of, repeatable, tensor_of
 from menv.algorithms.off_policy.config import OffPolicyConfig
 from menv.algorithms.off_policy.replay_buffer import ReplayBuffer, ReplaySample, column_of
 from menv.algorithms.recipe import Weights
-from menv.algorithms.return_scaling import RewardScale
-from menv.algorithms.sequences import Sequences, sequences, state_before
-from menv.algorithms.torch_runtime import array_of, repeatable, tensor_of
-from menv.algorithms.torch_threads import learning_device
+from menv.algorithms.training.flat_adam import FlatAdam
+from menv.algorithms.training.return_scaling import RewardScale
+from menv.algorithms.training.sequences import Sequences, sequences, state_before
+from menv.algorithms.training.torch_threads import learning_device
 from menv.base_env import Column
 from menv.errors import ConfigError
 from menv.inference.action_heads import ILLEGAL

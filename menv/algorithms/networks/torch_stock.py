@@ -18,8 +18,8 @@ from menv.algorithms.networks.stock_layers import (
     torch_convolutions,
 )
 from menv.algorithms.networks.stock_spec import LOG_STD, VALUE_OUT, Role, StockSpec
+from menv.algorithms.networks.torch_runtime import constant
 from menv.algorithms.torch_distributions import masked
-from menv.algorithms.torch_runtime import constant
 
 
 class TorchStock:

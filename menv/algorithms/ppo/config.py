@@ -77,10 +77,10 @@ class PPOConfig(AlgorithmConfig):
     keeps `bc_weight`."""
     critic_obs: Literal["all_agents"] | CriticObs | None = None
     """Input of the value network while learning, for a centralized critic (MAPPO): "all_agents" (see
-    `menv.algorithms.centralized_critic`), or a function `(batch, other_agent_batches, episode)` of one trajectory
-    chunk, with the arguments of `Policy.postprocess_trajectory`. It returns [T, C] numbers for T timesteps, or [T + 1,
-    C] including the state after the chunk; without that, the value of the last timestep is the bootstrap. The acting
-    network never sees this input. None gives the value network the observations of the policy."""
+    `menv.algorithms.rollouts.centralized_critic`), or a function `(batch, other_agent_batches, episode)` of one
+    trajectory chunk, with the arguments of `Policy.postprocess_trajectory`. It returns [T, C] numbers for T timesteps,
+    or [T + 1, C] including the state after the chunk; without that, the value of the last timestep is the bootstrap.
+    The acting network never sees this input. None gives the value network the observations of the policy."""
     critic_obs_size: int | None = None
     """C, the size of the critic input; required with a function."""
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import LOG_STD, ROLES, Activation, Layer, Role, StockSpec
+from menv.algorithms.networks.torch_runtime import CPU, constant
 from menv.algorithms.ppo.loss import LossWeights, Minibatch
-from menv.algorithms.torch_runtime import CPU, constant
+from menv.algorithms.training.flat_adam import FlatAdam
 from menv.inference.action_heads import ILLEGAL, ActionHead
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)

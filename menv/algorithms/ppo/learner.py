@@ -19,9 +19,9 @@ from torch import Tensor
 
 from menv.algorithms import torch_distributions
 from menv.algorithms.config.field_checks import LARGEST, LEARNERS, check_stored
-from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock_spec import UnitWeights
+from menv.algorithms.networks.torch_runtime import CPU, repeatable, tensor_of
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.gradients import ColumnRows, PPOGradientStep, can_learn
 from menv.algorithms.ppo.loss import (
@@ -34,10 +34,10 @@ from menv.algorithms.ppo.loss import (
     cloning_loss,
     ppo_loss,
 )
-from menv.algorithms.return_scaling import ReturnNormalizer
-from menv.algorithms.sequences import sequences, state_before
-from menv.algorithms.torch_runtime import CPU, repeatable, tensor_of
-from menv.algorithms.torch_threads import learning_device
+from menv.algorithms.training.flat_adam import FlatAdam
+from menv.algorithms.training.return_scaling import ReturnNormalizer
+from menv.algorithms.training.sequences import sequences, state_before
+from menv.algorithms.training.torch_threads import learning_device
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 

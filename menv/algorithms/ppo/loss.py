@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from menv.algorithms import torch_distributions
 from menv.algorithms.config.field_checks import LARGEST
+from menv.algorithms.networks.torch_runtime import constant
 from menv.algorithms.ppo.config import PPOConfig
-from menv.algorithms.torch_runtime import constant
 from menv.inference.action_heads import ActionHead
 
 _MOST_LOG_RATIO = 20.0

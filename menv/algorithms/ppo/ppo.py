@@ -14,7 +14,7 @@ from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.ppo.advantages import compute_advantages
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.recipe import Learner, Weights
-from menv.algorithms.sequences import state_before
+from menv.algorithms.training.sequences import state_before
 from menv.base_env import Column
 from menv.connectors.action_output import flat_action_space
 from menv.inference.action_heads import ActionHead

@@ -1,6 +1,6 @@
 """A rollout worker: samples in another process, created from a `WorkerInit` and kept up to date by `PolicyUpdate`s.
 
-`menv.algorithms.remote_rollouts` starts it and requests fragments. It imports no torch, unless a policy acts with it.
+`remote_rollouts` starts it and requests fragments. It imports no torch, unless a policy acts with it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 from menv import rng
 from menv.adapters.validation import check_worker
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.rollouts import LocalRollouts, freeze
-from menv.algorithms.worker_messages import (
+from menv.algorithms.rollouts.environments import create_envs
+from menv.algorithms.rollouts.local_rollouts import LocalRollouts, freeze
+from menv.algorithms.rollouts.worker_messages import (
     Fragment,
     PolicyUpdate,
     PolicyView,
     WorkerCounters,
     WorkerInit,
-    create_envs,
     network_policies,
     synced_filters,
 )

@@ -1,6 +1,6 @@
 """The evaluations of one run: when they are due, in which environments, and the workers that run them in parallel.
 
-`menv.algorithms.evaluation` runs the episodes, in this process or in each worker.
+`menv.algorithms.rollouts.evaluation` runs the episodes, in this process or in each worker.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from menv.adapters.convert import check_number
 from menv.adapters.validation import Declared, check_worker, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings
-from menv.algorithms.evaluation import Evaluation, EvaluationShare, check_env
-from menv.algorithms.operation_guard import OperationGuard
-from menv.algorithms.policy_set import PolicySet
-from menv.algorithms.rollout_worker import collect_warnings, open_settings
-from menv.algorithms.worker_group import PolicySync, WorkerGroup, sealed_settings
-from menv.algorithms.worker_messages import (
+from menv.algorithms.rollouts.environments import check_evaluable, create_evaluation_envs
+from menv.algorithms.rollouts.evaluation import Evaluation, EvaluationShare, check_env
+from menv.algorithms.rollouts.rollout_worker import collect_warnings, open_settings
+from menv.algorithms.rollouts.worker_group import PolicySync, WorkerGroup, sealed_settings
+from menv.algorithms.rollouts.worker_messages import (
     PolicyUpdate,
     PolicyView,
     WorkerCounters,
     WorkerInit,
     WorkerSettings,
-    check_evaluable,
-    create_evaluation_envs,
     joined_state,
 )
+from menv.algorithms.training.operation_guard import OperationGuard
+from menv.algorithms.training.policy_set import PolicySet
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import ConfigError, ContractError, EnvCrashError
 from menv.metrics import Metrics

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from menv.adapters.adapter import Adapter
 from menv.adapters.external import RequestSource
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.policy_set import PolicySet
-from menv.algorithms.rollouts import Rollouts
+from menv.algorithms.rollouts.local_rollouts import Rollouts
+from menv.algorithms.training.policy_set import PolicySet
 from menv.connectors.pipeline import PolicyConnectors
 from menv.errors import ConfigError, ContractError
 from menv.inference.backend import ActingBackend, Actions, Flags, Floats, ForwardOutputs, Rows
@@ -167,7 +167,7 @@ class PolicyForms:
             return pack_weights(copy.own)
         if form == "bundle":
             return pack_bundle(copy.own, export_cache=copy.export_cache)
-        from menv.algorithms.onnx_export import onnx_file, rllink_model
+        from menv.algorithms.networks.onnx_export import onnx_file, rllink_model
 
         return onnx_file(rllink_model(copy.own))
 

@@ -3,7 +3,7 @@
 A snapshot is a policy bundle on disk, in a folder named by the hash of its content, and never changes. `Algorithm`
 reports each iteration's episodes; the league then takes a snapshot if one is due and chooses the next opponents. Those
 are loaded into policies that do not learn, and only when no running episode plays against them any more.
-`menv.algorithms.matches` draws the match of each episode.
+`menv.algorithms.training.matches` draws the match of each episode.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 
 from menv import rng
 from menv.algorithms.config.algorithm_config import SelfPlayConfig
-from menv.algorithms.matches import LEARNER, Matches
-from menv.algorithms.policy_set import PolicySet
+from menv.algorithms.training.matches import LEARNER, Matches
+from menv.algorithms.training.policy_set import PolicySet
 from menv.base_env import AgentId
 from menv.errors import ConfigError, ContractError
 from menv.inference.policy_bundle import (

@@ -21,12 +21,12 @@ import gymnasium as gym
 
 import menv
 from menv.algorithms.config.stored_config import stored_config
-from menv.algorithms.crash_capsules import CRASHES
+from menv.algorithms.training.crash_capsules import CRASHES
 from menv.errors import ConfigError, MissingExtraError, NotWrittenError, in_words
 from menv.inference.checkpoint_folder import LATEST
+from menv.interrupts import Terminations, updates
 from menv.migration_hints import Result
 from menv.plain_files import inside
-from menv.serving.interrupts import Terminations, updates
 from menv.tracking.progress import progress
 from menv.tracking.report import flat_settings
 from menv.tracking.run_folder import VIDEOS, Run, RunFolder

@@ -1,7 +1,7 @@
 """Policy groups: policies with the same architecture act together.
 
 The architecture is the same if spaces, model and the form of actions are equal; weights and learning settings may
-differ. `menv.algorithms.policy_set` builds the groups and adds policies to them.
+differ. `menv.algorithms.training.policy_set` builds the groups and adds policies to them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import override
 from menv.algorithms.networks.network_spec import NetworkSpec, check_size, memory_for
 from menv.algorithms.recipe import Recipe
-from menv.algorithms.torch_threads import learning_device
+from menv.algorithms.training.torch_threads import learning_device
 from menv.connectors.action_output import ActionOutput, CustomSteps
 from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -342,7 +342,7 @@ def _backend(
 
 def _torch_backend() -> Any:
     """Return the module that imports torch, which acting by ONNX Runtime does not need."""
-    from menv.algorithms import torch_backend
+    from menv.algorithms.networks import torch_backend
 
     return torch_backend
 

@@ -18,12 +18,12 @@ import numpy as np
 from menv import rng
 from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.rollout_worker import import_runtime
-from menv.algorithms.worker_messages import (
+from menv.algorithms.rollouts.environments import WorkerPlacement
+from menv.algorithms.rollouts.rollout_worker import import_runtime
+from menv.algorithms.rollouts.worker_messages import (
     PolicyUpdate,
     PolicyView,
     WorkerInit,
-    WorkerPlacement,
     WorkerSettings,
     network_policies,
     synced_filters,

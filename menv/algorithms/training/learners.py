@@ -13,17 +13,17 @@ from typing import Any, cast
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.network_group_builder import BuiltPolicies, first_weights
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import Trunk
 from menv.algorithms.recipe import Learner, Recipe, Weights
+from menv.algorithms.training.network_group_builder import BuiltPolicies, first_weights
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.errors import ConfigError
+from menv.interrupts import updates
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.callback_runner import broken_columns, refuse_broken
-from menv.serving.interrupts import updates
 
 _ALGORITHMS = ("DQN", "PPO")
 _ALONE = 'give it config={"model": {"shared_layers": None}}'

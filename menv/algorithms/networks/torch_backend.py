@@ -17,7 +17,7 @@ from torch import Tensor
 from menv.algorithms import torch_distributions
 from menv.algorithms.networks.network_spec import TorchNetwork
 from menv.algorithms.networks.stock_spec import EPSILON
-from menv.algorithms.torch_runtime import CPU, array_of, repeatable, tensor_of
+from menv.algorithms.networks.torch_runtime import CPU, array_of, repeatable, tensor_of
 from menv.errors import ConfigError
 from menv.inference.action_heads import LEAST_CHANCE, ActionHead
 from menv.inference.backend import (

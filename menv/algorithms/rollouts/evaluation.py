@@ -19,8 +19,9 @@ from gymnasium import spaces
 from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
-from menv.algorithms.rollouts import call_each, new_sampler, tell_envs_created
-from menv.algorithms.worker_messages import PolicyView, WorkerPlacement, split_state
+from menv.algorithms.rollouts.environments import WorkerPlacement
+from menv.algorithms.rollouts.local_rollouts import call_each, new_sampler, tell_envs_created
+from menv.algorithms.rollouts.worker_messages import PolicyView, split_state
 from menv.base_env import Column, EnvId, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode

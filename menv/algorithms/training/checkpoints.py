@@ -21,14 +21,14 @@ from menv import algorithms
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
 from menv.algorithms.config.field_checks import check_stored
 from menv.algorithms.config.stored_config import check_connectors, given_map, restored_config, stored_config
-from menv.algorithms.evaluation_runner import EvaluationRunner
-from menv.algorithms.league import FOLDER, League
 from menv.algorithms.networks.network_spec import weights_in_file
-from menv.algorithms.operation_guard import OperationGuard
-from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import recipe_named
-from menv.algorithms.rollouts import BatchAccumulator, Rollouts
-from menv.algorithms.weight_publisher import ExternalClients
+from menv.algorithms.rollouts.evaluation_runner import EvaluationRunner
+from menv.algorithms.rollouts.local_rollouts import BatchAccumulator, Rollouts
+from menv.algorithms.training.league import FOLDER, League
+from menv.algorithms.training.operation_guard import OperationGuard
+from menv.algorithms.training.policy_set import PolicySet
+from menv.algorithms.training.weight_publisher import ExternalClients
 from menv.errors import ConfigError, MenvError
 from menv.inference.checkpoint_folder import (
     as_written,

@@ -11,25 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from menv.algorithms.centralized_critic import JointObs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
 from menv.algorithms.config.read_config import adopt, override
-from menv.algorithms.learners import Learners
-from menv.algorithms.network_group_builder import (
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.off_policy.config import OffPolicyConfig
+from menv.algorithms.ppo.config import PPOConfig
+from menv.algorithms.recipe import Recipe, recipe_named
+from menv.algorithms.rollouts.centralized_critic import JointObs
+from menv.algorithms.rollouts.local_rollouts import freeze
+from menv.algorithms.rollouts.postprocessing import BatchPostprocessor
+from menv.algorithms.rollouts.worker_messages import PolicyView, network_policies
+from menv.algorithms.training.learners import Learners
+from menv.algorithms.training.network_group_builder import (
     BuiltPolicies,
     FreePolicySlots,
     add_to_groups,
     build_groups,
     check_policy_class,
 )
-from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.off_policy.config import OffPolicyConfig
-from menv.algorithms.postprocessing import BatchPostprocessor
-from menv.algorithms.ppo.config import PPOConfig
-from menv.algorithms.recipe import Recipe, recipe_named
-from menv.algorithms.rollouts import freeze
-from menv.algorithms.torch_threads import learning_device
-from menv.algorithms.worker_messages import PolicyView, network_policies
+from menv.algorithms.training.torch_threads import learning_device
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError

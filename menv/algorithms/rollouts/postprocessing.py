@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from menv.algorithms.centralized_critic import CriticRows, JointFragment, JointHistory, JointObs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig
 from menv.algorithms.recipe import Recipe
+from menv.algorithms.rollouts.centralized_critic import CriticRows, JointFragment, JointHistory, JointObs
 from menv.base_env import AgentId
 from menv.connectors.built_in import clip_rewards_of
 from menv.episode import Episode

@@ -1,7 +1,7 @@
 """Rollouts of workers: requests for fragments, and the fragments joined as if one process had sampled them.
 
 Each worker has its share of the sub-environments, and the fragments are joined in that order, whichever worker was
-first. `menv.algorithms.worker_group` replaces lost workers.
+first. `menv.algorithms.rollouts.worker_group` replaces lost workers.
 """
 
 from __future__ import annotations
@@ -21,31 +21,30 @@ import numpy as np
 from menv.adapters.adapter import Adapter
 from menv.adapters.validation import Declared, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.policy_set import PolicySet
-from menv.algorithms.rollout_worker import RolloutWorker, import_runtime
-from menv.algorithms.rollouts import LocalRollouts, Rollouts, Tree
-from menv.algorithms.torch_threads import set_torch_threads
-from menv.algorithms.worker_group import PolicySync, WorkerGroup
-from menv.algorithms.worker_messages import (
+from menv.algorithms.rollouts.environments import check_input_settings, create_envs
+from menv.algorithms.rollouts.local_rollouts import LocalRollouts, Rollouts, Tree
+from menv.algorithms.rollouts.rollout_worker import RolloutWorker, import_runtime
+from menv.algorithms.rollouts.worker_group import PolicySync, WorkerGroup
+from menv.algorithms.rollouts.worker_messages import (
     Fragment,
     PolicyUpdate,
     PolicyView,
     WorkerCounters,
-    check_input_settings,
-    create_envs,
     joined_state,
     split_state,
 )
+from menv.algorithms.training.policy_set import PolicySet
+from menv.algorithms.training.torch_threads import set_torch_threads
 from menv.base_env import AgentId, Column
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, WorkerLostError
+from menv.interrupts import Interrupts
 from menv.metrics import Metrics, Timers
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_spec import PolicySpec
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest
 from menv.sampling.policy_group import PolicyGroup
-from menv.serving.interrupts import Interrupts
 from menv.workers.convert import to_base_env
 from menv.workers.engine import Engine, RemoteActor, T, Ts
 from menv.workers.engines import make_engine

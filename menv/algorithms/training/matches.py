@@ -1,7 +1,7 @@
 """Matches of self-play: which side of an episode learns, and which opponent plays each other side.
 
 `Matches` is the mapping function of a run with `self_play`. A match depends on the episode and the table alone, so it
-is the same in every process. `menv.algorithms.league` writes the table; workers receive it with the weights.
+is the same in every process. `menv.algorithms.training.league` writes the table; workers receive it with the weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rollouts: the source of an algorithm's fragments.
 
 `LocalRollouts` samples in this process, for algorithms without workers and inside each worker;
-`menv.algorithms.remote_rollouts` collects the fragments of workers. Nothing here learns.
+`menv.algorithms.rollouts.remote_rollouts` collects the fragments of workers. Nothing here learns.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import numpy as np
 
 from menv import rng
 from menv.adapters.adapter import Adapter
-from menv.algorithms.centralized_critic import JointHistory
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.matches import seats_in
-from menv.algorithms.worker_messages import (
-    PolicyView,
+from menv.algorithms.rollouts.centralized_critic import JointHistory
+from menv.algorithms.rollouts.environments import (
     WorkerPlacement,
     env_context,
     input_context,
     make_fragment_limit,
-    network_policies,
 )
+from menv.algorithms.rollouts.worker_messages import PolicyView, network_policies
+from menv.algorithms.training.matches import seats_in
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.errors import ConfigError, MenvError
 from menv.metrics import Metrics, Timers
@@ -40,7 +39,7 @@ from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
-    from menv.algorithms.remote_rollouts import RemoteRollouts
+    from menv.algorithms.rollouts.remote_rollouts import RemoteRollouts
 
 Tree = dict[str, Any]
 
@@ -177,7 +176,7 @@ class LocalRollouts:
         return {episode.episode_id for episode in self.sampler.running.values()}
 
     def seats_playing(self) -> set[str]:
-        """Return the seats of self-play in running episodes; see `menv.algorithms.matches`."""
+        """Return the seats of self-play in running episodes; see `menv.algorithms.training.matches`."""
         return seats_in(self.sampler.running.values())
 
     def break_off(self) -> None:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from menv.algorithms.config.field_checks import LARGEST, LEARNERS, check_stored
-from menv.algorithms.torch_runtime import CPU, array_of
+from menv.algorithms.networks.torch_runtime import CPU, array_of
 from menv.errors import ConfigError
-from menv.serving.interrupts import updates
+from menv.interrupts import updates
 
 _BETAS = 0.9, 0.999
 

@@ -1,0 +1,1 @@
+"""Where experience comes from: rollouts in this process and in workers, and evaluations."""

@@ -1,0 +1,225 @@
+"""What the driver and its workers exchange: settings, policy updates, fragments and counters.
+
+`remote_rollouts` is one end, `rollout_worker` the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from menv.adapters.validation import Declared
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.rollouts.environments import WorkerPlacement
+from menv.algorithms.rollouts.postprocessing import BatchPostprocessor
+from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
+from menv.connectors.pipeline import PolicyConnectors, export_lives, import_lives
+from menv.inference.network_policy import NetworkPolicy
+from menv.metrics import MetricsSnapshot, Timers
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+from menv.registry import RegisteredEnv
+from menv.sample_batch import MultiAgentBatch
+from menv.sampling.digest import Digest
+from menv.sampling.policy_group import PolicyGroup
+
+
+class PolicyUpdate(NamedTuple):
+    """Changes of the policies since the last update, by policy id.
+
+    `filters` holds for each policy positions among its agent connectors, each with a filter whose statistics to copy;
+    `table` is that of the mapping, None if it has not changed.
+    """
+
+    weights: Mapping[str, Mapping[str, Any]]
+    connectors: Mapping[str, PolicyConnectors]
+    filters: Mapping[str, Sequence[tuple[int, Any]]]
+    table: Any = None
+
+    @property
+    def empty(self) -> bool:
+        return not (self.weights or self.connectors or self.filters or self.table)
+
+    def of(self, policy_ids: Collection[str]) -> PolicyUpdate:
+        """Return the part about some policies."""
+        weights, connectors, filters, table = self
+        return PolicyUpdate(
+            {name: own for name, own in weights.items() if name in policy_ids},
+            {name: own for name, own in connectors.items() if name in policy_ids},
+            {name: own for name, own in filters.items() if name in policy_ids},
+            table,
+        )
+
+
+@dataclass(eq=False, repr=False)
+class PolicyView:
+    """The policies as sampling needs them; `PolicySet` has more. It is pickled as a whole: its parts share objects.
+
+    `policy_map` maps agents to policies, `groups` act together, `postprocessor` prepares fragments for learning.
+    """
+
+    policy_map: PolicyMap
+    policies: dict[str, Policy]
+    groups: list[PolicyGroup]
+    postprocessor: BatchPostprocessor
+
+    def take(self, update: PolicyUpdate, slots: Sequence[int]) -> None:
+        """Apply an update; `slots` are the slots whose agent episodes connectors here may remember."""
+        # The replacement of a lost worker lacks policies that were removed since.
+        update = update.of(self.policies)
+        if update.table is not None:
+            self.policy_map.table = update.table
+        networks = network_policies(self.policies)
+        for policy_id, own in update.connectors.items():
+            policy = networks[policy_id]
+            before = policy.networks.connectors[policy.index]
+            import_lives(own.agent, slots, export_lives(before.agent, slots))
+            policy.networks.connectors[policy.index] = own
+        for policy_id, weights in update.weights.items():
+            self.policies[policy_id].set_weights(weights)
+        mine = synced_filters(self.policies)
+        for policy_id, filters in update.filters.items():
+            for position, theirs in filters:
+                mine[policy_id][position].sync(theirs)
+
+
+def network_policies(policies: Mapping[str, Policy]) -> dict[str, NetworkPolicy]:
+    """Return the policies that act by networks."""
+    return {name: policy for name, policy in policies.items() if isinstance(policy, NetworkPolicy)}
+
+
+def synced_filters(
+    policies: Mapping[str, Policy],
+) -> dict[str, dict[int, MeanStdObservationFilterAgentConnector]]:
+    """Return the filters with merged statistics of each policy, by their position among its agent connectors."""
+    return {
+        name: {
+            position: one
+            for position, one in enumerate(policy.agent_connectors.connectors)
+            if isinstance(one, MeanStdObservationFilterAgentConnector)
+        }
+        for name, policy in network_policies(policies).items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """The settings for workers, and the environments that are registered by name.
+
+    Errors about settings that cannot be pickled name these fields.
+    """
+
+    config: AlgorithmConfig
+    registered: RegisteredEnv
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInit:
+    """Everything a worker is created from.
+
+    `declared` are the spaces of the driver's environment; `num_envs` is the number of sub-environments of each worker.
+    """
+
+    settings: WorkerSettings
+    placement: WorkerPlacement
+    worker_policies: PolicyView
+    seed: int
+    declared: Declared
+    num_envs: int
+
+
+Tree = dict[str, Any]
+
+
+@dataclass(slots=True)
+class WorkerCounters:
+    """Counters of one worker, or sums of several.
+
+    `left_out` counts rows that could not be learned from, `running` the running episodes.
+    """
+
+    env_steps: int = 0
+    agent_steps: int = 0
+    left_out: int = 0
+    digest: Digest = field(default_factory=Digest)
+    running: int = 0
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Self:
+        """Return the counters in the state of a worker or a sampler."""
+        return cls(
+            tree["env_steps"],
+            tree["agent_steps"],
+            digest=Digest(*tree.get("digest", ())),
+            running=tree["running"],
+        )
+
+    @classmethod
+    def sum(cls, counters: Iterable[WorkerCounters]) -> Self:
+        total = cls()
+        for one in counters:
+            total.add(one)
+        return total
+
+    def add(self, other: WorkerCounters) -> None:
+        self.env_steps += other.env_steps
+        self.agent_steps += other.agent_steps
+        self.left_out += other.left_out
+        self.digest.add(other.digest)
+
+    def state(self) -> Tree:
+        return {
+            "env_steps": self.env_steps,
+            "agent_steps": self.agent_steps,
+            "digest": self.digest.state(),
+            "running": self.running,
+        }
+
+
+class Fragment(NamedTuple):
+    """A worker's fragment, ready to be learned from, and the worker's counters since its start.
+
+    `metrics`, `filters`, `warnings` and `times` cover the time since the previous fragment; `filters` are as in
+    `PolicyUpdate`.
+    """
+
+    batch: MultiAgentBatch
+    counters: WorkerCounters
+    metrics: MetricsSnapshot
+    filters: Mapping[str, Sequence[tuple[int, Any]]]
+    warnings: Sequence[str]
+    timers: Timers
+
+
+def joined_state(
+    workers: Sequence[Tree], total: WorkerCounters, pieces: int, replaced: Sequence[int]
+) -> Tree:
+    """Return the states of workers as the state of one sampler.
+
+    `total` holds the counters of the run, `replaced` how often each worker was replaced.
+    """
+    none = np.zeros(0, np.int64)
+    return {
+        **total.state(),
+        "running": sum(one["running"] for one in workers),
+        "pieces": pieces,
+        "steps": np.concatenate([none, *(one["steps"] for one in workers)]),
+        "begun": np.concatenate([none, *(one["begun"] for one in workers)]),
+        "replaced": list(replaced),
+    }
+
+
+def split_state(tree: Mapping[str, Any], count: int, each: int) -> list[Tree]:
+    """Return the state of one sampler as that of `count` workers with `each` sub-environments and no counters."""
+    steps, begun = tree["steps"], tree["begun"]
+    if len(steps) != count * each:
+        # Other sub-environments: none may repeat a random number of the old ones.
+        steps = np.full(count * each, steps.max(initial=0))
+    if len(begun) != len(steps):
+        begun = np.full(len(steps), begun.max(initial=0))
+    empty = {**WorkerCounters().state(), "pieces": 0}
+    shares = zip(np.split(steps, count), np.split(begun, count), strict=True)
+    return [{**empty, "steps": own_steps, "begun": own_begun} for own_steps, own_begun in shares]
