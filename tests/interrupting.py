@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -48,6 +49,8 @@ def raised_at(instruction: int, function: Callable[[], Any]) -> bool:
         return inside
 
     before = sys.gettrace()
+    # What the collector finalizes meanwhile is not of this function.
+    gc.disable()
     sys.settrace(called)
     try:
         function()
@@ -55,4 +58,5 @@ def raised_at(instruction: int, function: Callable[[], Any]) -> bool:
         return True
     finally:
         sys.settrace(before)
+        gc.enable()
     return False

@@ -485,14 +485,15 @@ class ActionSampler:
     def __init__(self, draw: rng.Draw, width: int) -> None:
         self._draw = draw
         self._width = width
-        self._version = -1
+        # A restored run has another table, whose version may be the same.
+        self._of: tuple[TrajectoryTable, int] | None = None
         self._first: Column = np.zeros(0, np.int64)
         self._block = np.zeros((0, 0, width), np.float32)
         self._misses = 0
 
     def rows(self, slots: Column, table: TrajectoryTable, env_steps: Column) -> Noise:
         """Return the numbers of the rows at `slots` [R], given [E] env steps since each sub-environment's start."""
-        if self._version == table.version and len(env_steps) == len(self._first):
+        if self._of == (table, table.version) and len(env_steps) == len(self._first):
             ahead = env_steps - self._first
             if len(ahead) <= _FEW:
                 steps = ahead.tolist()
@@ -514,7 +515,7 @@ class ActionSampler:
 
     def _draw_block(self, table: TrajectoryTable, env_steps: Column) -> None:
         self._misses = 0
-        self._version = table.version
+        self._of = table, table.version
         self._first = env_steps.copy()
         keys, steps = table.keys[: table.used], env_steps[table.env_indices[: table.used]]
         self._block = self._draw(keys[None, :], steps[None, :] + np.arange(_AHEAD)[:, None], self._width)

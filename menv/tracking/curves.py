@@ -55,7 +55,7 @@ def plot_curves(
             "plot: the package matplotlib is not installed, expected it; run: pip install 'menv-rl[plot]'"
         ) from error
     # Names are no formulas.
-    with rc_context({"text.parse_math": False, "svg.fonttype": "none"}):
+    with rc_context({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "menv"}):
         figure = Figure((9.6, 5.6), layout="constrained")
         axes = figure.subplots()
         for number, (name, line) in enumerate(lines.items()):
@@ -70,7 +70,11 @@ def plot_curves(
         axes.set(title=_line(title), xlabel=_line(x_label), ylabel=_line(y_label))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-        figure.savefig(path, format="svg" if Path(path).suffix == ".svg" else "png")
+        # The same curves are the same file.
+        if Path(path).suffix == ".svg":
+            figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+        else:
+            figure.savefig(path, format="png")
 
 
 def _line(text: str) -> str:

@@ -81,7 +81,7 @@ def test_a_crash_is_told_with_its_cause_and_nothing_is_tried_for_ever(
     assert "\n" not in message
     if kind not in ("vector_same_step", "vector_next_step"):
         assert where in message
-    if kind in (*ALONE, "VectorEnv"):
+    if kind in ALONE:
         assert "env 1 " in message
     if kind not in ALONE:
         assert "one by one" in message

@@ -331,7 +331,7 @@ def test_a_hook_cannot_begin_an_evaluation_within_one(hook: str) -> None:
 
     curious = type("Curious", (DefaultCallbacks,), {hook: again})
     with PPO(env=Duo, config={**SMALL, "callbacks": curious, "evaluation_duration": 2}) as algo:
-        with pytest.raises(CallOrderError, match="an evaluation is going on"):
+        with pytest.raises(CallOrderError):
             algo.evaluate()
-        with pytest.raises(CallOrderError, match="an evaluation is going on"):
+        with pytest.raises(CallOrderError):
             algo.evaluate()

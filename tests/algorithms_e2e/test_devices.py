@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from menv import PolicySpec, SampleBatch
-from menv.algorithms import DQN, PPO, QMIX, PPOPolicy, network_group_builder
+from menv.algorithms import DQN, PPO, QMIX, PPOPolicy
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.ppo import learner
+from menv.algorithms.training import network_group_builder
 from menv.envs import TicTacToe
 from menv.errors import ConfigError
 from tests.algorithms.test_conv_training import Patch

@@ -115,7 +115,7 @@ def test_hooks_are_not_blamed_for_rewards_that_no_float32_holds() -> None:
 def test_rewards_that_no_float64_sums_are_named() -> None:
     with (
         PPO(env=Pays, config={**SMALL, "env_config": {"pay": 1.7e308}}) as algorithm,
-        pytest.raises(ContractError, match=r"the reward is 1.7e\+308, with which no float64 holds their sum"),
+        pytest.raises(ContractError, match="rewards of agent 'agent0'"),
     ):
         algorithm.train()
 

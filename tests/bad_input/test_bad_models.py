@@ -142,7 +142,7 @@ def test_shared_layers_need_equal_convolutions(differ: dict[str, Any]) -> None:
         "policies": {"one": None, "other": PolicySpec(config={"model": differ})},
         "policy_mapping_fn": lambda agent_id, **kwargs: "one" if agent_id == "a0" else "other",
     }
-    with pytest.raises(ConfigError, match=r"have convolutions .*, expected .*'one'"):
+    with pytest.raises(ConfigError, match=r"shared_layers='eyes'.*'one'"):
         PPO(env=Comings, config={"env_config": {"obs": "image"}, "model": model, "multiagent": multi})
 
 

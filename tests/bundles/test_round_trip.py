@@ -313,16 +313,6 @@ def test_what_a_client_says_it_did_is_the_networks_own_action_for_the_server() -
     np.testing.assert_array_equal(strategy.network_form(done, 0), drawn)
 
 
-def test_an_episode_that_goes_on_was_given_what_it_is_given_again(tmp_path: Path) -> None:
-    algo = algorithm()
-    for _ in range(2):
-        algo.train()
-    algo.save(tmp_path / "run")
-    batch = algo.sample()["default_policy"]
-    again = PPO.from_checkpoint(tmp_path / "run", config={"env": Adds}).sample()["default_policy"]
-    np.testing.assert_array_equal(batch["obs"], again["obs"])
-
-
 def test_explore_in_the_config_is_the_default_of_a_policy_here_and_in_its_folder(tmp_path: Path) -> None:
     with PPO(env="CartPole-v1", config={"train_batch_size": 200, "explore": False, "seed": 0}) as algo:
         policy = algo.get_policy()

@@ -30,7 +30,7 @@ from menv.algorithms.rollouts.worker_messages import (
 from menv.algorithms.training.operation_guard import OperationGuard
 from menv.algorithms.training.policy_set import PolicySet
 from menv.callbacks import DefaultCallbacks, read_callbacks
-from menv.errors import ConfigError, ContractError, EnvCrashError
+from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
 from menv.metrics import Metrics
 from menv.migration_hints import Result
 from menv.policy_map import PolicyMap
@@ -63,6 +63,7 @@ class EvaluationRunner:
         seed: int,
     ) -> None:
         self.latest: dict[str, Any] = {}
+        self._in_hook = False
         self._config = config
         self._policy_set = policy_set
         # The policies under the mapping of evaluations, and the run's map when they were mapped.
@@ -129,9 +130,17 @@ class EvaluationRunner:
 
         Once `on_evaluate_end` is called nothing is half done, so that the run may be saved there.
         """
-        with operation_guard.in_progress("an evaluation is going on"):
+        if self._in_hook:
+            raise CallOrderError(
+                "evaluate: called by on_evaluate_end, expected after it; call it after evaluate() or train()"
+            )
+        with operation_guard.in_progress("an evaluation is running"):
             self.latest = Result({"evaluation": self._ready().run()})
-        self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
+        self._in_hook = True
+        try:
+            self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
+        finally:
+            self._in_hook = False
         return self.latest
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:

@@ -67,9 +67,10 @@ class SharedLayers:
         for other, theirs in self._groups.get(group, {}).items():
             if theirs != trunk:
                 raise ConfigError(
-                    f"{where}: its hidden layers are {_described(trunk)}, expected {_described(theirs)} as in policy "
-                    f"{other!r}; give both the same model and observation size, and heads on one trunk (PPO by "
-                    "model.vf_share_layers=True, DQN by dueling=True), or separate groups"
+                    f"{where}: its hidden layers have {_difference(trunk, theirs)}, expected "
+                    f"{_difference(theirs, trunk)} as in policy {other!r}; give both the same model and observation "
+                    "size, and heads on one trunk (PPO by model.vf_share_layers=True, DQN by dueling=True), or "
+                    "separate groups"
                 )
             _check_pair(policy_id, other, group, policy_map)
         self._groups.setdefault(group, {})[policy_id] = trunk
@@ -123,9 +124,14 @@ def _one_is_frozen(learning: str, frozen: str, group: str) -> ConfigError:
     )
 
 
-def _described(trunk: Trunk) -> str:
-    convolutions = f" after convolutions {trunk.conv}" if trunk.conv else ""
-    return f"{dict(trunk.shapes)} with {trunk.activation!r}{convolutions}"
+def _difference(trunk: Trunk, other: Trunk) -> str:
+    """Describe what one trunk has and another one has not."""
+    shapes = [f"{name} {shape}" for name, shape in trunk.shapes if (name, shape) not in other.shapes]
+    if trunk.activation != other.activation:
+        shapes.append(f"activation {trunk.activation!r}")
+    if trunk.conv != other.conv:
+        shapes.append(f"convolutions {trunk.conv}")
+    return ", ".join(shapes) or "no more weights"
 
 
 _OWN = "weights."
