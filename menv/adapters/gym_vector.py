@@ -290,7 +290,7 @@ def info_of(infos: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for name, values in infos.items():
         mask = infos.get(f"_{name}")
-        is_mask = name.startswith("_") and name[1:] in infos
+        is_mask = str(name).startswith("_") and name[1:] in infos
         try:
             if is_mask or (mask is not None and not mask[index]):
                 continue

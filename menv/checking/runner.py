@@ -67,9 +67,12 @@ class RunnerStep:
 
     def copied(self, env_steps: int) -> RunnerStep:
         """Return a copy of what plays are compared by; without the next episode, whose reset had no seed."""
-        waiting: dict[Key, Any] = {} if self.over else dict.fromkeys(self.waiting)
-        shown = {key: obs for key, obs in self.shown.items() if not self.over or key not in self.waiting}
-        return RunnerStep(waiting, own_copy(shown), own_copy(self.outcome), env_steps=env_steps)
+        if not self.over:
+            return RunnerStep(
+                dict.fromkeys(self.waiting), own_copy(self.shown), own_copy(self.outcome), env_steps=env_steps
+            )
+        finals = {key: obs for key, obs in self.shown.items() if key not in self.waiting}
+        return RunnerStep({}, own_copy(finals), own_copy(self.outcome[1]), env_steps=env_steps)
 
 
 class Runner:
