@@ -21,7 +21,7 @@ EVALUATED: dict[str, Any] = {**SMALL, "evaluation_interval": 1, "evaluation_dura
 BETWEEN = "expected to stand between two; call it after train() or sample(), or in on_train_result"
 SAMPLED, PLAYED, TRAINED = (
     "a fragment is being sampled",
-    "an evaluation is going on",
+    "an evaluation is running",
     "an iteration is being trained",
 )
 
