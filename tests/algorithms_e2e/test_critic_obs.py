@@ -167,6 +167,37 @@ def test_where_fragments_end_changes_nothing_that_a_critic_sees(env: str, more: 
             assert cut[key] == whole[key], (fragment, key)
 
 
+def test_a_critic_of_a_game_of_turns_sees_the_newest_observation_of_the_other_player() -> None:
+    rows, compared = critic_rows("turns", 4, 60), 0
+    for (episode, agent, step), row in rows.items():
+        # 18 own numbers, then 18 of the other player, 9 choices and a flag.
+        before = rows.get((episode, 1 - agent, step - 1), [0.0] * 18)
+        if step == 0 or any(before):
+            assert row[18:] == [*before[:18], *[0.0] * 10]
+            compared += step > 0
+    assert compared > 30
+
+
+@pytest.mark.parametrize("fragment", [4, 200])
+def test_a_critic_of_kuhn_poker_sees_the_card_and_the_bets_that_the_other_player_knows(fragment: int) -> None:
+    rows = critic_rows("kuhn", fragment, 120)
+    cards = {(episode, int(row[1])): row[2:5] for (episode, _, _), row in rows.items()}
+    later = 0
+    for (episode, _, _), row in rows.items():
+        # A player sees who it is, its card and, as pairs, the moves before. No other player moves in its env step.
+        assert len(row) == 11 + 11 + 2 + 1
+        if not any(row[5:11]):
+            assert row == [1.0, 0.0, *cards[episode, 0], *[0.0] * 6, *[0.0] * 14]
+        elif row[1] == 1.0 and (episode, 0) in cards:
+            assert row[11:] == [1.0, 0.0, *cards[episode, 0], *[0.0] * 6, *[0.0] * 3]
+        elif (episode, 1) in cards:
+            # The first player acts again after it passed and the other one bet.
+            assert row[5:11] == [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+            assert row[11:] == [0.0, 1.0, *cards[episode, 1], 1.0, 0.0, *[0.0] * 4, *[0.0] * 3]
+            later += 1
+    assert later > 5
+
+
 BOX: Any = gym.spaces.Box(0.0, 9.0, (1,), np.float32)
 
 

@@ -343,6 +343,21 @@ def test_an_environment_that_calls_by_itself_has_no_workers() -> None:
         PPO(env=lambda context: Told(), config={"num_workers": 1, "engine": "process"})
 
 
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [
+        ({"overlap": True}, "leave overlap out"),
+        ({"env_timeout": 3.0}, "leave env_timeout out"),
+        ({"num_workers": 1, "overlap": True, "engine": "process"}, "leave num_workers out, and overlap"),
+    ],
+)
+def test_the_advice_for_settings_of_workers_does_not_lead_from_one_to_another(
+    config: Any, advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"; .*{advice}"):
+        PPO(env=lambda context: Told(), config=config)
+
+
 def test_an_observation_outside_the_space_is_named_in_train() -> None:
     env = Told()
     with training(env, DQN) as algo:
