@@ -155,7 +155,10 @@ def test_getting_a_key_of_the_new_api_from_a_result_warns_and_gives_the_default(
     ],
 )
 def test_imports_at_the_paths_of_rllib_work(statement: str) -> None:
-    exec(statement, {})
+    found: dict[str, Any] = {}
+    exec(statement, found)
+    for name in found.keys() - {"__builtins__"}:
+        assert found[name] is getattr(menv if hasattr(menv, name) else menv.algorithms, name)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from menv.capsule_files import without_secrets
 from menv.errors import ConfigError, UnknownNameError
 from menv.inference import policy_bundle
 from menv.inference.network_policy import NetworkPolicy
@@ -35,6 +34,7 @@ from menv.inference.policy_bundle import ExportCache, read_policy, write_policy
 from menv.plain_files import MOST_BYTES, folder_given, inside, opened, read, writing
 from menv.policy import Policy
 from menv.policy_spec import ids_given
+from menv.redaction import without_secrets
 from menv.serialization import HEADER_SIZE, check_header, read_json, values_in
 
 FORMAT = 1

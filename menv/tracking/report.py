@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import menv
-from menv.capsule_files import without_secrets
 from menv.errors import ConfigError
 from menv.plain_files import path_given, replacing, writing
+from menv.redaction import without_secrets
 from menv.tracking.curves import plot_curves
 from menv.tracking.run_folder import Run
 

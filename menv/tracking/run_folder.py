@@ -37,10 +37,10 @@ from typing import IO, Any
 import numpy as np
 
 import menv
-from menv.capsule_files import LEFT_OUT, hidden, is_secret, without_secrets
 from menv.errors import ConfigError
 from menv.metrics import shares
 from menv.plain_files import folder_given, inside, opened, path_given, read, replacing, writing
+from menv.redaction import LEFT_OUT, hidden, is_secret, without_secrets
 from menv.serialization import read_json, shell_line, shell_word
 from menv.tracking.tracker import Tracker
 

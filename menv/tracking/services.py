@@ -26,8 +26,8 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
-from menv.capsule_files import LEFT_OUT
 from menv.errors import ConfigError, MissingExtraError, message_of
+from menv.redaction import LEFT_OUT
 from menv.tracking.run_folder import VIDEOS, command_line, known_services, remember_service
 from menv.tracking.tensorboard import grouped_numbers
 from menv.tracking.tracker import NewVideos, Tracker

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from menv.capsule_files import write_capsule
+from menv.algorithms.training.crash_capsules import write_capsule
 from menv.offline import read_episodes
 from menv.tracking import next_run_dir
 

@@ -19,9 +19,9 @@ import pytest
 from menv import EnvFaultWarning, MultiAgentEnv, register_env
 from menv.algorithms import PPO, PPOConfig
 from menv.algorithms.training.crash_capsules import CrashCapsules, read_capsule
-from menv.capsule_files import LEFT_OUT
 from menv.cli.main import main
 from menv.errors import ConfigError, ContractError, EnvCrashError
+from menv.redaction import LEFT_OUT
 from menv.verify.replay import ANOTHER, NONE, SAME, replay
 
 

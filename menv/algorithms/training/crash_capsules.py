@@ -6,28 +6,34 @@ only. Secrets are left out: strings under a key such as `password` or `api_token
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import sys
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
+import menv
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.stored_config import NamedOnlyError, as_json, stored_setting
-from menv.capsule_files import CAPSULE, CAPSULE_VERSION, LEFT_OUT, without_secrets, write_capsule
 from menv.errors import WORKER, ConfigError, EnvFaultWarning, MenvError
-from menv.plain_files import path_given, read
+from menv.plain_files import claimed, path_given, read
+from menv.redaction import LEFT_OUT, hidden, without_secrets
 from menv.registry import RegisteredEnv, is_known
-from menv.serialization import SpaceDecoder, from_plain, read_json, shell_line
+from menv.serialization import Arrays, SpaceDecoder, from_plain, read_json, shell_line, to_plain
 
 CRASHES = "crashes"
 """The folder of capsules in a run folder."""
+_KIND, _VERSION = "menv crash capsule", 1
 _MOST_OF_A_CAUSE = 5
 _COSTS = (
     "its episode is lost and the environment was re-created, expected none to raise; fix it, or set "
@@ -119,10 +125,10 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     file = path_given("capsule", path)
     try:
         content = read_json(read(file))
-        is_capsule = isinstance(content, dict) and content.get("kind") == CAPSULE
-        if is_capsule and content.get("version") != CAPSULE_VERSION:
+        is_capsule = isinstance(content, dict) and content.get("kind") == _KIND
+        if is_capsule and content.get("version") != _VERSION:
             raise ConfigError(
-                f"{file}: a capsule of version {content.get('version')!r:.20}, expected {CAPSULE_VERSION}; replay it "
+                f"{file}: a capsule of version {content.get('version')!r:.20}, expected {_VERSION}; replay it "
                 "with the menv that wrote it"
             )
         capsule = msgspec.convert(content, Capsule)
@@ -206,3 +212,27 @@ def _name_of(env: Any) -> str:
     if module == "__main__":
         module = getattr(sys.modules[module], "__file__", None) or module
     return f"{module}:{name}"
+
+
+def write_capsule(folder: Path | None, content: Mapping[str, Any], secrets: set[str]) -> Path | None:
+    """Write a crash capsule without secrets into a folder, None for a new one; return its path, None if it cannot."""
+    arrays: Arrays = {}
+    with suppress(OSError, ConfigError):
+        actions = to_plain(content["actions"], arrays)
+        values = {name: to_plain(array.ravel().tolist(), {}) for name, array in arrays.items()}
+        listed = {name: (array.dtype.name, array.shape, values[name]) for name, array in arrays.items()}
+        versions = {"python": platform.python_version(), "menv": menv.__version__}
+        known = {"kind": _KIND, "version": _VERSION, "versions": versions}
+        written = {**known, **content, "actions": actions, "arrays": listed}
+        text = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in written.items())
+        text = hidden(text, secrets)
+        folder = folder or Path(tempfile.mkdtemp(prefix="menv-crashes-"))
+        folder.mkdir(exist_ok=True)
+        try:
+            with claimed(folder / f"{number:03d}.json" for number in count(1)) as (path, draft):
+                draft.write_bytes(f"{{\n{text}\n}}\n".encode())
+            return path
+        except OSError:
+            # The folder stays if it has capsules.
+            folder.rmdir()
+    return None

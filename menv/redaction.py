@@ -1,24 +1,13 @@
-"""Crash capsules as files, and secrets, which are left out of what others may read."""
+"""Secrets in settings and texts, which are left out of what others may read."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import re
-import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from itertools import count
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
-import menv
-from menv.errors import ConfigError
-from menv.plain_files import claimed
-from menv.serialization import Arrays, to_plain
-
-CAPSULE, CAPSULE_VERSION = "menv crash capsule", 1
 LEFT_OUT = "<left out>"
 """In place of a secret."""
 _SECRET = re.compile(
@@ -75,27 +64,3 @@ def hidden(text: str, secrets: Iterable[str] = ()) -> str:
 
 def _of_environment() -> list[str]:
     return [one for name, one in os.environ.items() if len(one) >= _SHORTEST_SECRET and is_secret(name)]
-
-
-def write_capsule(folder: Path | None, content: Mapping[str, Any], secrets: set[str]) -> Path | None:
-    """Write a crash capsule without secrets into a folder, None for a new one; return its path, None if it cannot."""
-    arrays: Arrays = {}
-    with suppress(OSError, ConfigError):
-        actions = to_plain(content["actions"], arrays)
-        values = {name: to_plain(array.ravel().tolist(), {}) for name, array in arrays.items()}
-        listed = {name: (array.dtype.name, array.shape, values[name]) for name, array in arrays.items()}
-        versions = {"python": platform.python_version(), "menv": menv.__version__}
-        known = {"kind": CAPSULE, "version": CAPSULE_VERSION, "versions": versions}
-        written = {**known, **content, "actions": actions, "arrays": listed}
-        text = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in written.items())
-        text = hidden(text, secrets)
-        folder = folder or Path(tempfile.mkdtemp(prefix="menv-crashes-"))
-        folder.mkdir(exist_ok=True)
-        try:
-            with claimed(folder / f"{number:03d}.json" for number in count(1)) as (path, draft):
-                draft.write_bytes(f"{{\n{text}\n}}\n".encode())
-            return path
-        except OSError:
-            # The folder stays if it has capsules.
-            folder.rmdir()
-    return None
