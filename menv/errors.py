@@ -7,6 +7,7 @@ observation, batch or set of weights. Code that calls an environment catches `ra
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import traceback
@@ -112,6 +113,11 @@ def message_of(error: BaseException) -> str:
         return f"(its __str__ raised {type(other).__name__})"
 
 
+def first_clause(error: Exception | str) -> str:
+    """Return what an error says was wrong, without the rule and what to do next."""
+    return re.split(r", expected |; ", str(error), maxsplit=1)[0]
+
+
 def in_words(error: BaseException) -> str:
     """Return the class and the message of an error of any class."""
     return f"{type(error).__name__}: {message_of(error)}"
@@ -144,9 +150,7 @@ def no_exit(where: str) -> Iterator[None]:
     except SystemExit as error:
         if _of_a_signal(error):
             raise
-        raise EnvCrashError(
-            f"{where}: raised {error!r}, expected it to return; leave sys.exit() to your own program"
-        ) from error
+        raise EnvCrashError(f"{where}: raised {error!r}; leave sys.exit() to your own program") from error
 
 
 def _of_a_signal(error: SystemExit) -> bool:

@@ -161,7 +161,7 @@ def old_arguments(others: str = "", /, **names: str) -> Callable[[F], F]:
             if others and given.keys() - known:
                 strange = min(given.keys() - known)
                 where = type(args[0]).__name__ if method.__name__ == "__init__" else method.__name__
-                raise ConfigError(f"{where}: {strange} is given, expected it to be left out; {others}")
+                raise ConfigError(f"{where}: {strange} is given; {others}")
             return method(*args, **given)
 
         return call  # type: ignore[return-value]

@@ -244,8 +244,8 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
         raise
     except raised_by_envs() as error:
         raise EnvCrashError(
-            f"{where}: its creator raised {type(error).__name__}: {_first_line(error)}, expected it to "
-            "return an environment; the traceback of the cause leads to the line"
+            f"{where}: its creator raised {type(error).__name__}: {_first_line(error)}; "
+            "the traceback of the cause leads to the line"
         ) from error
     if created is None or isinstance(created, type):
         got = "None" if created is None else f"the class {created.__name__}"

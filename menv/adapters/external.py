@@ -120,8 +120,7 @@ class EnvThreads(RequestSource):
             fault.__cause__ = error
         else:
             fault = EnvCrashError(
-                f"{name}.run: returned while its actions are sampled, expected it to go on; loop over episodes, or "
-                "train less often"
+                f"{name}.run: returned while its actions are sampled; loop over episodes, or train less often"
             )
         self.broker.fail(fault)
 

@@ -211,7 +211,7 @@ class LocalEnvs(Adapter):
             raise
         except Exception as error:
             raise EnvCrashError(
-                f"env {index} close: raised {in_words(error)}, expected it to return; fix close, all "
+                f"env {index} close: raised {in_words(error)}; fix close, all "
                 "other sub-environments were closed; the environment's own traceback is above"
             ) from error
 

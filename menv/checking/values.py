@@ -127,7 +127,7 @@ def check_mask_space(collector: FindingCollector, who: str, obs_space: object, a
             elif MASK_KEY not in space.spaces and _seems_a_mask(keys[-1], leaf, width):
                 collector.add(
                     "ME054",
-                    f"{who}{path} seems to say which of {width} actions are allowed, expected it as obs[{MASK_KEY!r}], "
+                    f"{who}{path} seems to say which of {width} actions are allowed, expected obs[{MASK_KEY!r}], "
                     "where masks are read",
                 )
 

@@ -133,7 +133,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ConfigError(f"the key {twice!r:.60} is given twice in one object, expected it once; delete one")
+        raise ConfigError(f"the key {twice!r:.60} is given twice in one object; delete one")
     return found
 
 

@@ -55,7 +55,7 @@ try:
     from optuna.trial import FrozenTrial, TrialState
 except ImportError as error:
     raise MissingExtraError(
-        "menv sweep: the package optuna is not installed, expected it; run: pip install 'menv-rl[sweep]'"
+        "menv sweep: the package optuna is not installed; run: pip install 'menv-rl[sweep]'"
     ) from error
 
 _RANGE = "expected {float = [low, high]}, {int = [low, high]}, both with log = true or step, or {choice = [values]}"

@@ -227,7 +227,7 @@ def find_checkpoint(path: object) -> Path:
         if (candidate / MANIFEST).is_file():
             return candidate
     raise ConfigError(
-        f"checkpoint {str(path)!r}: {LATEST} names {name}, which is missing, expected it next to {LATEST}; pass one of "
+        f"checkpoint {str(path)!r}: {LATEST} names {name}, which is missing; pass one of "
         f"{[one.name for one in numbered(folder)][-8:]}"
     )
 

@@ -142,8 +142,7 @@ def _package(name: str, install: str = "menv-rl[offline]") -> Any:
         return import_module(name)
     except ImportError as error:
         raise MissingExtraError(
-            f"menv.offline: the package {name} is not installed, expected it for recordings of this kind; run: pip "
-            f"install '{install}'"
+            f"menv.offline: the package {name} is not installed; run: pip install '{install}'"
         ) from error
 
 

@@ -52,7 +52,7 @@ def plot_curves(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(
-            "plot: the package matplotlib is not installed, expected it; run: pip install 'menv-rl[plot]'"
+            "plot: the package matplotlib is not installed; run: pip install 'menv-rl[plot]'"
         ) from error
     # Names are no formulas.
     with rc_context({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "menv"}):

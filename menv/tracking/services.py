@@ -170,7 +170,7 @@ class _Service(Tracker):
             atexit.unregister(self._exit)
             if isinstance(error, ImportError):
                 raise MissingExtraError(
-                    f"--{name}: the package {name} is not installed, expected it; run: pip install {name}"
+                    f"--{name}: the package {name} is not installed; run: pip install {name}"
                 ) from error
             if isinstance(error, Exception):
                 raise ConfigError(

@@ -126,7 +126,7 @@ def tensorboard_classes() -> tuple[Any, Any, Any]:
         from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingExtraError(
-            "TensorBoard: the package tensorboard is not installed, expected it; "
+            "TensorBoard: the package tensorboard is not installed; "
             "run: pip install 'menv-rl[train]', or leave the tracker out"
         ) from error
     return Event, Summary, RecordWriter

@@ -19,7 +19,7 @@ try:
     from ray import tune
 except ImportError as error:
     raise MissingExtraError(
-        f"menv.tune: Ray Tune cannot be imported ({error}), expected it; run: pip install 'menv-rl[tune]'"
+        f"menv.tune: Ray Tune cannot be imported ({error}); run: pip install 'menv-rl[tune]'"
     ) from error
 
 __all__ = ["register_env", "trainable"]

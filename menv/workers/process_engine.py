@@ -209,7 +209,7 @@ class ProcessActor(RemoteActor):
 
     def ending(self) -> str:
         """Return how the process has ended, as a line with its last line of stderr."""
-        words = self._stderr_tail.text().strip().rpartition("\n")[2].partition(", expected ")[0]
+        words = self._stderr_tail.text().strip().rpartition("\n")[2]
         said = f"; the last line of its stderr: {words}" if words else ""
         return f"ended with {_exit_code(self._process.returncode)}{said}"
 
@@ -258,7 +258,7 @@ class ProcessActor(RemoteActor):
         if self._process.returncode >= 0 and how.startswith("ended") and exited_cleanly:
             how += f", as os._exit({self._process.returncode}) in an environment does"
         stderr = f"the last lines of its stderr:\n{words}" if words else "it wrote nothing to stderr"
-        return WorkerLostError(f"{self.label} (pid {self.pid}): {how}, expected it to go on; {stderr}")
+        return WorkerLostError(f"{self.label} (pid {self.pid}): {how}; {stderr}")
 
 
 class ProcessEngine(Engine):

@@ -27,6 +27,7 @@ from menv.errors import (
     MissingExtraError,
     NoRoomError,
     WorkerLostError,
+    first_clause,
     in_words,
 )
 
@@ -38,7 +39,7 @@ try:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
     raise MissingExtraError(
-        "engine 'ray': the package ray is not installed, expected it for this engine; "
+        "engine 'ray': the package ray is not installed; "
         "run: pip install 'menv-rl[ray]', or take engine='process'"
     ) from error
 
@@ -75,7 +76,7 @@ def why(label: str, place: RayWorkerLocation | None, error: Exception) -> Worker
     stderr = (
         "; the last lines of its stderr:\n" + "\n".join(lines) if lines else "; no stderr of it was found"
     )
-    return WorkerLostError(f"{label} ({at}): is lost: {_cause(error)}, expected it to go on{stderr}")
+    return WorkerLostError(f"{label} ({at}): is lost: {_cause(error)}{stderr}")
 
 
 def _node_lives(place: RayWorkerLocation) -> bool:
@@ -335,7 +336,7 @@ class RayRemoteActor(RemoteActor):
         if self.ended is None and _driver() != self._driver:
             # A request would start Ray again.
             self.ended = WorkerLostError(
-                f"{self.label}: is lost: Ray was shut down, expected it to go on; stop the engine before that"
+                f"{self.label}: is lost: Ray was shut down; stop the engine before that"
             )
         return self.ended is not None
 
@@ -412,7 +413,7 @@ def _raised(end: Any) -> str | None:
     try:
         ray.get(end)
     except RayTaskError as error:
-        return " ".join(in_words(error.cause).split()).partition(", expected ")[0]
+        return first_clause(" ".join(in_words(error.cause).split()))
     except RayError:
         # The actor has ended as requested.
         pass

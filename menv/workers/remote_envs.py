@@ -23,7 +23,14 @@ from menv.adapters.validation import (
     wrong_count,
 )
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId, IntArray, MultiEnvDict, Ready
-from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, WorkerLostError
+from menv.errors import (
+    CallOrderError,
+    ConfigError,
+    ContractError,
+    EnvCrashError,
+    WorkerLostError,
+    first_clause,
+)
 from menv.registry import env_kind
 from menv.workers.engine import Engine, T, Ts
 from menv.workers.env_server import EnvServer, ServerUpdate, pack_stack
@@ -422,9 +429,7 @@ class RemoteEnvs(Adapter):
                 self._tell_created(index)
         elif server.is_out_of_step:
             what = "let go of, because this process was interrupted in the midst of a question"
-            self._lost(
-                server, WorkerLostError(f"{server.actor.label}: {what}, expected it to go on"), counts=False
-            )
+            self._lost(server, WorkerLostError(f"{server.actor.label}: {what}"), counts=False)
 
     def _check_not_stopped(self) -> None:
         if self._stopped:
@@ -509,7 +514,7 @@ class RemoteEnvs(Adapter):
         limit, pid = self._limit(server), server.actor.pid
         server.actor.kill()
         what = (
-            f"not created within {limit:g} s, expected it to be; fix what it waits for, or raise env_timeout"
+            f"not created within {limit:g} s; fix what it waits for, or raise env_timeout"
             if server.asked[0][0] == "created"
             else f"no answer for {limit:g} s, expected one within env_timeout={self._env_timeout:g}; "
             "it was ended"
@@ -556,7 +561,7 @@ class RemoteEnvs(Adapter):
 
 def _head(error: Exception) -> str:
     """Return the reason of a loss, without the stderr."""
-    return " ".join(str(error).partition(", expected ")[0].split())
+    return " ".join(first_clause(error).split())
 
 
 class RemoteEnv:

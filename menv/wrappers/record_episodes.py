@@ -180,7 +180,7 @@ def quantized(picture: npt.NDArray[np.uint8], where: str) -> Any:
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError(
-            f"{where}: the package pillow is not installed, expected it; run: pip install 'menv-rl[train]'"
+            f"{where}: the package pillow is not installed; run: pip install 'menv-rl[train]'"
         ) from error
     return Image.fromarray(picture).quantize()
 

@@ -197,7 +197,7 @@ def _make(env: object, settings: Mapping[str, Any]) -> Any:
     try:
         import vmas
     except ImportError as error:
-        raise ConfigError("VmasEnv: vmas cannot be imported, expected it; pip install vmas") from error
+        raise ConfigError("VmasEnv: vmas cannot be imported; run: pip install vmas") from error
     return vmas.make_env(env, **{"num_envs": 32, "clamp_actions": True, **settings})
 
 

@@ -238,9 +238,7 @@ def test_snapshots_do_not_change_while_the_learner_does() -> None:
         seat = next(seat for seat, name in league.slots.items() if name)
         weights = algo.get_weights([seat])
         algo.set_weights({seat: {name: value + 1 for name, value in weights[seat].items()}})
-        with pytest.raises(
-            ContractError, match="frozen, expected them unchanged; do not set weights of opponents"
-        ):
+        with pytest.raises(ContractError, match="frozen"):
             algo.save(league._folder / "checkpoint")
 
 

@@ -171,5 +171,5 @@ def test_a_package_of_the_extra_that_is_missing_is_named_with_the_command(
     with pytest.raises(MissingExtraError) as caught:
         needing()
     assert str(caught.value) == (
-        f"{who}: the package {package} is not installed, expected it; run: pip install 'menv-rl[train]'"
+        f"{who}: the package {package} is not installed; run: pip install 'menv-rl[train]'"
     )

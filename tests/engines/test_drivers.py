@@ -378,7 +378,7 @@ WITHOUT_RAY = """
 def test_where_ray_is_missing_processes_are_taken_and_ray_says_how_to_install_it(tmp_path: Path) -> None:
     name, told = ran(driver(tmp_path, WITHOUT_RAY)).splitlines()
     assert name == "process"
-    assert told.startswith("MissingExtraError engine 'ray': the package ray is not installed, expected it")
+    assert told.startswith("MissingExtraError engine 'ray': the package ray is not installed")
     assert "pip install 'menv-rl[ray]'" in told
 
 

@@ -26,9 +26,7 @@ def test_a_process_that_an_interrupt_has_lost_is_not_said_to_have_ended_by_itsel
                 peer.answer()
         assert interrupted
         peer.ask(Counter.add, 1)
-        said = (
-            r"let go of, because this process was interrupted in the midst of a message, expected it to go on"
-        )
+        said = r"let go of, because this process was interrupted in the midst of a message"
         with pytest.raises(WorkerLostError, match=said) as caught:
             peer.answer()
         assert "os._exit" not in str(caught.value)

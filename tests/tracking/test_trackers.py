@@ -382,7 +382,7 @@ def test_a_client_that_is_missing_is_one_line(
     monkeypatch.setitem(sys.modules, package, None)
     assert main([*TRAIN, option]) in (1, 2)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"the package {package} is not installed, expected it; run: pip install {package}")
+    assert line.endswith(f"the package {package} is not installed; run: pip install {package}")
 
 
 @pytest.mark.parametrize("package", ["wandb", "mlflow"])

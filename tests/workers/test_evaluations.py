@@ -331,7 +331,7 @@ def test_numbers_that_are_none_are_refused(wrong: Any) -> None:
 def test_when_evaluations_are_and_who_plays_is_no_setting_of_their_own(own: dict[str, Any]) -> None:
     settings = {"evaluation_num_workers": 1, "evaluation_interval": 1, "engine": "process"}
     (key,) = own
-    with pytest.raises(ConfigError, match=rf"evaluation_config: {key}=.*, expected it in the main settings"):
+    with pytest.raises(ConfigError, match=rf"evaluation_config: {key}"):
         PPO(env="CartPole-v1", config={**settings, "evaluation_config": own})
     # Who puts something over a copy of all settings says nothing new.
     PPO(env="CartPole-v1", config={**settings, "evaluation_config": {**settings, "explore": False}}).stop()

@@ -108,8 +108,7 @@ def _check_place(config: AlgorithmConfig, values: Mapping[str, Any]) -> None:
         own = getattr(config, key)
         if values.get(key, own) != own:
             raise ConfigError(
-                f"evaluation_config: {key}={values[key]!r}, expected it in the main settings, where it is {own!r}; "
-                "set it there"
+                f"evaluation_config: {key}={values[key]!r}, expected {own!r} as in the main settings; set it there"
             )
     workers = values.get("num_workers", config.num_workers)
     if workers not in (config.num_workers, config.evaluation_num_workers):

@@ -28,7 +28,7 @@ try:
     from onnx.utils import Extractor
 except ImportError as error:
     raise MissingExtraError(
-        "export_onnx: the package onnx is not installed, expected it; run: pip install 'menv-rl[train]'"
+        "export_onnx: the package onnx is not installed; run: pip install 'menv-rl[train]'"
     ) from error
 
 import menv

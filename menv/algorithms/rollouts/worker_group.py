@@ -37,6 +37,7 @@ from menv.errors import (
     EnvFaultWarning,
     NoRoomError,
     WorkerLostError,
+    first_clause,
 )
 from menv.policy import weights_of
 from menv.workers.engine import Engine, RemoteActor, T, Ts
@@ -249,7 +250,7 @@ class WorkerGroup:
         running = len(self) - len(self.absent)
         if running:
             warnings.warn(
-                f"{in_a_line(why).partition(', expected ')[0]}: training continues with {running} of {len(self)} "
+                f"{in_a_line(first_clause(why))}: training continues with {running} of {len(self)} "
                 "workers, expected all of them; the others join when there is room",
                 EnvFaultWarning,
                 stacklevel=2,
@@ -277,10 +278,10 @@ class WorkerGroup:
                 raise
             # Environments could be created before, so the cause may be temporary.
             self._unusable.add(index)
-            reason = str(error).partition(", expected ")[0]
+            reason = first_clause(error)
             raise WorkerLostError(
-                f"{self._actors[index].label}: took the place of a lost one and could not begin: {reason}, expected it "
-                "to; fix what raised"
+                f"{self._actors[index].label}: took the place of a lost one and could not begin: {reason}; "
+                "fix what raised"
             ) from error
         self._errors[index].clear()
         return value
@@ -427,15 +428,14 @@ class WorkerGroup:
             if created
             else f"an environment was not created within {creation_limit(seconds):g} s"
         )
-        head, expected, rest = str(error).partition(", expected ")
+        head = first_clause(error)
         if not self.lost and not created:
             self._unusable.add(index)
             lost = WorkerLostError(
-                f"{head}: {late}, from {hung}, expected it to be there; fix what it waits for, or raise env_timeout "
-                "above that"
+                f"{head}: {late}, from {hung}; fix what it waits for, or raise env_timeout above that"
             )
             raise lost from error
-        return WorkerLostError(f"{head}: {late}, from {hung}{expected}{rest}")
+        return WorkerLostError(f"{head}: {late}, from {hung}{str(error)[len(head) :]}")
 
     def _count_loss(self, index: int, error: WorkerLostError) -> None:
         """Count a loss and pause; raise after too many. An interruption of this process is not the worker's fault."""
@@ -447,7 +447,7 @@ class WorkerGroup:
         if len(errors) > len(PAUSES):
             # Not replaced before the next request, e.g. while the run is saved.
             self._unusable.add(index)
-            head = str(error).partition(", expected ")[0]
+            head = first_clause(error)
             last = f", the last: {head}" if isinstance(error.__cause__, EnvCrashError) else ""
             lost = WorkerLostError(
                 f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between{last}, expected at most "

@@ -378,7 +378,7 @@ class League:
                 if weights_hash(self._policy_set.network_policies[policy_id].get_weights()) != stored:
                     raise ContractError(
                         f"self_play: the weights of policy {policy_id!r} are not the weights of {name}, which is "
-                        "frozen, expected them unchanged; do not set weights of opponents"
+                        "frozen; do not set weights of opponents"
                     )
 
     def state(self) -> dict[str, Any]:

@@ -44,8 +44,8 @@ class OperationGuard:
                 )
             if self._undone not in (None, name):
                 raise CallOrderError(
-                    f"{name}: {self._undone} was broken off, expected it to complete, because there are parts of two "
-                    f"runs; call {self._undone} again, or build a new algorithm"
+                    f"{name}: {self._undone} was broken off and left parts of two runs; "
+                    f"call {self._undone} again, or build a new algorithm"
                 )
             yield
         finally:
