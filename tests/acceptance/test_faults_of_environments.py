@@ -2,7 +2,6 @@
 
 fault                                             answer
 step or reset raises, with and without a text     EnvCrashError, the sub-environment, the cause; never a loop
-the same where such are to be made anew           a later reset: the run goes on; every step: the same after three
 an info that is no dict; a dict of one's own      named; taken
 """
 
@@ -41,10 +40,10 @@ class Failing(Counting):
         return super().step(action)
 
 
-def failing(kind: str, where: str, after: int, error: Exception, restarts: bool = False) -> BaseEnv:
+def failing(kind: str, where: str, after: int, error: Exception) -> BaseEnv:
     single = type("Failing", (Failing,), {"where": where, "after": after, "error": error})
     if kind == "gym":
-        return to_base_env(single(0), single, 2, restart_failed_sub_environments=restarts)
+        return to_base_env(single(0), single, 2, restart_failed_sub_environments=False)
     if kind == "VectorEnv":
         return VectorEnv.vectorize_gym_envs(single, num_envs=2).to_base_env()
     if kind.startswith("vector"):
@@ -56,7 +55,7 @@ def failing(kind: str, where: str, after: int, error: Exception, restarts: bool 
             super().__init__()
             self.inner = single(index)
 
-    return to_base_env(Team(0), Team, 2, restart_failed_sub_environments=restarts)
+    return to_base_env(Team(0), Team, 2, restart_failed_sub_environments=False)
 
 
 @every_kind
@@ -85,40 +84,6 @@ def test_a_crash_is_told_with_its_cause_and_nothing_is_tried_for_ever(
         assert "env 1 " in message
     if kind not in ALONE:
         assert "one by one" in message
-    base.stop()
-
-
-@pytest.mark.parametrize("kind", ALONE)
-@pytest.mark.parametrize("error", [RuntimeError("the gripper is stuck"), ValueError()], ids=["text", "empty"])
-def test_one_that_crashes_in_every_episode_ends_the_run_after_three_times(
-    kind: str, error: Exception
-) -> None:
-    base, polls = failing(kind, "step", 1, error, restarts=True), []
-
-    def play() -> None:
-        for number in range(20):
-            base.poll()
-            polls.append(number)
-            base.send_actions(BOTH)
-
-    with pytest.raises(EnvCrashError) as caught:
-        play()
-    # A step that goes well and one that does not, three times over.
-    assert len(polls) == 6
-    assert caught.value.__cause__ is error
-    assert "env 1 step" in str(caught.value)
-    assert "the first of 3 crashes in a row" in str(caught.value)
-    base.stop()
-
-
-@pytest.mark.parametrize("kind", ALONE)
-def test_one_that_cannot_be_reset_twice_is_made_anew_for_each_episode(kind: str) -> None:
-    base = failing(kind, "reset", 1, RuntimeError("the gripper is stuck"), restarts=True)
-    faults = []
-    for _ in range(13):
-        faults += [(fault.env_id, fault.where) for fault in base.poll().faults]
-        base.send_actions(BOTH)
-    assert faults == [(1, "reset")] * 4
     base.stop()
 
 

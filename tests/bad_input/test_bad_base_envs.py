@@ -1,11 +1,7 @@
 """Calls that the base layer must answer clearly, whatever kind of environment is below.
 
 call                                              answer
-poll twice                                        six empty dicts
-send_actions without one sub-environment          the others step; a vectorised one names who is missing
 send_actions before the first poll                refused, and nothing is stepped
-an answer after the end of an episode             a new episode has begun by itself
-a second answer to the same rows                  refused, the first one counts
 an unknown sub-environment or agent               named, with the valid ones, and nothing is stepped
 try_reset() / try_restart()                       mean all of them
 try_restart(i) before, between and after          a first observation in the next poll
@@ -46,38 +42,6 @@ every_kind = pytest.mark.parametrize("kind", MAKERS)
 
 
 @every_kind
-def test_the_first_poll_has_first_observations_and_a_second_one_nothing(kind: str) -> None:
-    base = MAKERS[kind]()
-    obs, rewards, terminateds, truncateds, infos, taken = base.poll()
-    assert seen(obs) == {0: [0, 0], 1: [1, 0]}
-    assert all(value == 0 for agents in rewards.values() for value in agents.values())
-    assert terminateds == truncateds == {0: {ALL: False}, 1: {ALL: False}}
-    assert set(infos) <= {0, 1}
-    assert not taken
-    assert all(part == {} for part in base.poll())
-    base.send_actions(BOTH)
-    assert seen(base.poll()[0]) == {0: [0, 1], 1: [1, 1]}
-
-
-@every_kind
-def test_an_answer_without_one_sub_environment_steps_the_others_or_names_it(kind: str) -> None:
-    base = walked(kind)
-    if kind in ALONE:
-        base.send_actions({1: {AGENT: 0}})
-        assert seen(next(iter(base.poll()))) == {1: [1, 2]}
-        base.send_actions({0: {AGENT: 0}})
-        assert seen(next(iter(base.poll()))) == {0: [0, 2]}
-        return
-    base.send_actions({1: {AGENT: 0}})
-    with pytest.raises(ContractError) as caught:
-        base.poll()
-    assert "none for env [0]" in checked(str(caught.value))
-    assert steps_taken(base) == [1, 1]
-    base.send_actions({0: {AGENT: 0}})
-    assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
-
-
-@every_kind
 def test_an_answer_before_the_first_poll_is_refused_and_steps_nothing(kind: str) -> None:
     base = MAKERS[kind]()
     with pytest.raises(MenvError) as caught:
@@ -85,33 +49,6 @@ def test_an_answer_before_the_first_poll_is_refused_and_steps_nothing(kind: str)
     assert "poll" in checked(str(caught.value))
     assert steps_taken(base) == [0, 0]
     assert seen(next(iter(base.poll()))) == {0: [0, 0], 1: [1, 0]}
-
-
-@every_kind
-def test_after_an_end_the_next_episode_has_begun_and_can_be_answered(kind: str) -> None:
-    base = walked(kind, steps=2)
-    base.send_actions(BOTH)
-    obs, rewards, terminateds, truncateds, infos, _ = base.poll()
-    assert seen(obs) == {0: [0, 0], 1: [1, 0]}
-    assert rewards == {0: {AGENT: 1.0}, 1: {AGENT: 1.0}}
-    assert all(flags[ALL] and flags[AGENT] for flags in terminateds.values())
-    assert not any(flags[ALL] for flags in truncateds.values())
-    assert infos[1][AGENT]["final_obs"].tolist() == [1, 3]
-    base.send_actions(BOTH)
-    obs, _, terminateds, *_ = base.poll()
-    assert seen(obs) == {0: [0, 1], 1: [1, 1]}
-    assert terminateds == {0: {ALL: False}, 1: {ALL: False}}
-
-
-@every_kind
-def test_a_second_answer_before_the_poll_is_refused_and_the_first_one_counts(kind: str) -> None:
-    base = walked(kind)
-    base.send_actions(BOTH)
-    with pytest.raises(MenvError) as caught:
-        base.send_actions(BOTH)
-    checked(str(caught.value))
-    assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
-    assert steps_taken(base) == [2, 2]
 
 
 STRANGERS: dict[str, Any] = {

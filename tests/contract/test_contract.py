@@ -60,7 +60,7 @@ def test_actions_as_nested_dicts_do_the_same_as_rows(adapter: Adapter) -> None:
 
 
 @every_adapter
-def test_what_was_paid_is_in_rows_and_ends_or_held_or_unclaimed(adapter: Adapter) -> None:
+def test_what_was_paid_and_every_life_and_final_observation_are_handed_out_once(adapter: Adapter) -> None:
     base_env, games = adapter.build()
     watch = run(base_env, POLLS)
     paid = sum((game.paid for game in games), Counter())
@@ -68,22 +68,12 @@ def test_what_was_paid_is_in_rows_and_ends_or_held_or_unclaimed(adapter: Adapter
     for part in (watch.income, held(base_env), watch.unclaimed):
         total.update(part)
     assert {agent: total[agent] for agent in paid} == dict(paid)
-
-
-@every_adapter
-def test_every_life_ends_once_with_its_flags_and_its_true_final_observation(adapter: Adapter) -> None:
-    base_env, games = adapter.build()
-    watch = run(base_env, POLLS)
     # A life that ended without a row of its own has nothing to end.
     lives = {row[:4] for row in watch.rows}
     meant = [end for game in games for end in game.ended if end[:4] in lives]
     assert Counter(watch.ended) == Counter(meant)
     assert {end.terminated for end in watch.ended} == {end.truncated for end in watch.ended} == {True, False}
-
-
-@every_adapter
-def test_a_final_observation_is_a_copy_that_the_environment_cannot_change(adapter: Adapter) -> None:
-    watch = run(adapter.build()[0], POLLS)
+    # Final observations are copies that the environment cannot change.
     given = [(obs, then) for obs, then in watch.finals if obs is not None]
     assert given
     for obs, then in given:
@@ -117,16 +107,11 @@ def test_a_poll_with_nothing_to_deliver_returns_empty_at_once(adapter: Adapter) 
 
 
 @every_adapter
-def test_nothing_is_reset_before_the_first_poll(adapter: Adapter) -> None:
+def test_the_first_poll_joins_everybody_with_nothing_earned(adapter: Adapter) -> None:
     base_env, games = adapter.build()
     assert [game.resets for game in games] == [[], [], []]
-    base_env.poll()
+    ready = base_env.poll()
     assert [len(game.resets) for game in games] == [1, 1, 1]
-
-
-@every_adapter
-def test_the_first_poll_joins_everybody_with_nothing_earned(adapter: Adapter) -> None:
-    ready = adapter.build()[0].poll()
     assert sorted(join.slot for join in ready.joined) == sorted(ready.slots.tolist())
     assert {ready.seats[join.slot] for join in ready.joined} == {
         (join.env_id, join.agent_id) for join in ready.joined
@@ -277,15 +262,6 @@ def check_view(ready: Ready, view: tuple[Any, ...]) -> None:
         assert terminateds[end.env_id][end.agent_id] == end.terminated
         assert truncateds[end.env_id][end.agent_id] == end.truncated
         assert infos[end.env_id][end.agent_id]["final_obs"] is end.obs
-
-
-@every_adapter
-def test_whoever_goes_through_the_view_of_six_dicts_answers_everybody(adapter: Adapter) -> None:
-    def as_seen(base_env: BaseEnv, ready: Ready) -> None:
-        base_env.send_actions({env_id: dict.fromkeys(by_agent, 1) for env_id, by_agent in ready[0].items()})
-
-    by_rows, by_view = adapter.build()[0], adapter.build()[0]
-    assert run(by_view, POLLS, as_seen).rows == run(by_rows, POLLS).rows
 
 
 @every_adapter

@@ -17,8 +17,7 @@ def test_the_blocks_of_the_page_print_what_it_says(tmp_path: Path) -> None:
     assert run_python(tmp_path / "digests.py", digests) == ["equal digests: True"]
     assert run_python(tmp_path / "careless.py", careless) == [
         "same: False",
-        "first: 0 'agent0' 0 5 obs[1]",
-        "draws from: random",
+        "first: 0 5 'agent0' obs[1]",
     ]
 
 
