@@ -51,7 +51,6 @@ def main(seconds: float = 20.0, seed: int = 0) -> dict[str, Any]:
             print(result["num_env_steps_sampled"], "env steps", result["policy_reward_mean"])
             for policy, mean in result["policy_reward_mean"].items():
                 curves[policy].append((result["num_env_steps_sampled"], mean))
-    run_dir.mkdir(parents=True)
     plot_curves(run_dir / "curves.png", curves, title="traffic", y_label="policy_reward_mean")
     print("wrote", run_dir / "curves.png")
     return result["policy_reward_mean"]

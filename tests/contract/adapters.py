@@ -19,7 +19,6 @@ from menv.workers.engine import EngineName
 from tests.contract.callers import CalledEnvs, without_own_truncations
 from tests.contract.remote import FarGame, Make, remote
 from tests.contract.scripted import (
-    AGENTS,
     IRREGULAR,
     SOLO,
     TOGETHER,
@@ -105,7 +104,7 @@ class Tables(BaseEnv):
     def __init__(self, inner: BaseEnv) -> None:
         self.inner = inner
         self.observation_space, self.action_space = inner.observation_space, inner.action_space
-        self.num_envs, self.possible_agents = inner.num_envs, list(AGENTS)
+        self.num_envs, self.possible_agents = inner.num_envs, inner.possible_agents
 
     def poll(self) -> Ready:  # type: ignore[override]
         ready: Ready = self.inner.poll()

@@ -210,13 +210,13 @@ class SixDicts(BaseEnv):
             in a later poll, "new id" with `(None, None)`, and the game goes on under a new env id.
     """
 
-    def __init__(self, games: Sequence[ScriptedEnv], mode: str) -> None:
+    def __init__(self, games: Sequence[Any], mode: str) -> None:
         self.possible_agents = games[0].possible_agents
-        self.observation_space, self.action_space = OBS, ACTIONS
+        self.observation_space, self.action_space = games[0].observation_space, games[0].action_space
         self.mode = mode
         self.stopped = 0
         self.restarted: list[Any] = []
-        self._games: dict[EnvId, ScriptedEnv] = {}
+        self._games: dict[EnvId, Any] = {}
         self._out: dict[EnvId, StepDicts] = {}
         self._waiting_games = list(games)
 

@@ -12,12 +12,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import parallel_to_aec
 
-from menv import BaseEnv, ContractError, MultiAgentEnv, PolicySpec, RandomPolicy, Ready, VectorEnv
+from menv import ContractError, MultiAgentEnv, PolicySpec, RandomPolicy, VectorEnv
 from menv.algorithms import DQN, PPO, QMIX
 from menv.errors import EnvFaultWarning
-from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
+from menv.external_env import ExternalEnv
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
+from tests.contract.adapters import Tables
 from tests.contract.scripted import SixDicts
+from tests.worlds import Calling, InStep
 
 STEPS = 5
 OBS = gym.spaces.Box(0.0, 1000.0, (2,), np.float32)
@@ -106,44 +108,7 @@ class ParallelPair(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # without
         return obs, rewards, flags, dict.fromkeys(obs, False), infos
 
 
-class Vector(VectorEnv):
-    def __init__(self, at: int) -> None:
-        super().__init__(OBS, ACT, 1)
-        self.course = Course(at)
-
-    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
-        obs, info = self.course.begin()
-        return [obs], [info]
-
-    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
-        return self.course.begin()
-
-    def vector_step(self, actions: Any) -> Any:
-        return tuple([value] for value in self.course.go())
-
-    def get_sub_environments(self) -> Any:
-        return []
-
-
-class Tables(BaseEnv):
-    returns_table = True
-
-    def __init__(self, inner: BaseEnv) -> None:
-        self.inner = inner
-        self.observation_space, self.action_space, self.num_envs = OBS, ACT, 1
-
-    def poll(self) -> Ready:  # type: ignore[override]
-        ready: Ready = self.inner.poll()
-        return ready
-
-    def send_actions(self, slots: Any, actions: Any) -> None:  # type: ignore[override]
-        self.inner.send_actions(slots, actions)
-
-    def try_reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
-        return self.inner.try_reset(env_id, **kwargs)
-
-
-class Calling(ExternalEnv):
+class CallingAlone(ExternalEnv):
     def __init__(self, at: int) -> None:
         super().__init__(ACT, OBS)
         self.course = Course(at)
@@ -161,47 +126,23 @@ class Calling(ExternalEnv):
             self.end_episode(episode, obs)
 
 
-class CallingPair(ExternalMultiAgentEnv):
-    def __init__(self, at: int) -> None:
-        super().__init__(ACT, OBS)
-        self.game = Pair(at=at)
-
-    def run(self) -> None:
-        while True:
-            episode = self.start_episode()
-            (obs, infos), over = self.game.reset(), False
-            self.log_returns(episode, {}, infos)
-            while not over:
-                self.get_action(episode, obs)
-                obs, rewards, flags, _, infos = self.game.step({})
-                over = flags["__all__"]
-                self.log_returns(episode, rewards, infos)
-            self.end_episode(episode, obs)
-
-
 def gym_vector(mode: AutoresetMode) -> Any:
     return lambda at: SyncVectorEnv([lambda: Solo(at=at)], autoreset_mode=mode)
 
 
 KINDS: dict[str, Any] = {
     "gym": lambda at: Solo(at=at),
-    "vector": Vector,
+    "vector": lambda at: InStep([Solo(at=at)]),
     **{mode.name: gym_vector(mode) for mode in AutoresetMode},
     "agents": lambda at: Pair(at=at),
     "parallel": lambda at: ParallelPettingZooEnv(ParallelPair(at)),
     "aec": lambda at: PettingZooEnv(parallel_to_aec(ParallelPair(at))),
-    "six dicts": lambda at: Six(at, "now"),
-    "later": lambda at: Six(at, "later"),
+    "six dicts": lambda at: SixDicts([Pair(at=at)], "now"),
+    "later": lambda at: SixDicts([Pair(at=at)], "later"),
     "table": lambda at: Tables(Pair(at=at).to_base_env()),
-    "external": Calling,
-    "external agents": CallingPair,
+    "external": CallingAlone,
+    "external agents": lambda at: Calling(Pair(at=at)),
 }
-
-
-class Six(SixDicts):
-    def __init__(self, at: int, mode: str) -> None:
-        super().__init__([Pair(at=at)], mode)  # type: ignore[list-item]
-        self.observation_space, self.action_space = OBS, ACT
 
 
 PAIRS = [kind for kind in KINDS if kind not in ("gym", "vector", "external", *AutoresetMode.__members__)]

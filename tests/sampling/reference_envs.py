@@ -8,30 +8,24 @@ import gymnasium as gym
 
 from menv.base_env import ALL
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from tests.worlds import Several
 
 
-class Together(MultiAgentEnv):
+class Together(Several):
     """N agents that all act at every step, see 0, earn 1 and end together after `length` env steps."""
+
+    observation_space = gym.spaces.Discrete(2)
 
     def __init__(self, count: int = 5, length: int = 25) -> None:
         super().__init__()
-        self.possible_agents = list(range(count))
-        self.observation_space = gym.spaces.Discrete(2)
-        self.action_space = gym.spaces.Discrete(2)
-        self.length = length
-        self.at = 0
+        self.possible_agents, self.length = list(range(count)), length
 
-    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-        self.at = 0
-        return dict.fromkeys(self.possible_agents, 0), {}
+    def see(self, agent: Any) -> Any:
+        return 0
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        assert list(action_dict) == self.possible_agents
-        self.at += 1
-        agents = self.possible_agents
-        over = self.at == self.length
-        flags = {**dict.fromkeys(agents, over), ALL: over}
-        return dict.fromkeys(agents, 0), dict.fromkeys(agents, 1.0), flags, {ALL: False}, {}
+    def dead(self, actions: Any) -> Any:
+        assert list(actions) == self.possible_agents
+        return self.possible_agents if self.at == self.length else []
 
 
 class RoundRobin(MultiAgentEnv):
@@ -64,21 +58,3 @@ class RoundRobin(MultiAgentEnv):
         reward = 100.0 if 0 < acted < 5 else 0.0
         over = done and gone == len(self.possible_agents) - 1
         return {agent: acted}, {agent: reward}, {agent: done, ALL: over}, {ALL: False}, {}
-
-
-class Steady(gym.Env[Any, Any]):
-    """One agent whose episodes last `length` env steps, each earning 1."""
-
-    def __init__(self, length: int = 7) -> None:
-        self.observation_space = gym.spaces.Discrete(2)
-        self.action_space = gym.spaces.Discrete(2)
-        self.length = length
-        self.at = 0
-
-    def reset(self, **kwargs: Any) -> tuple[int, dict[str, Any]]:
-        self.at = 0
-        return 0, {}
-
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
-        self.at += 1
-        return 0, 1.0, self.at == self.length, False, {}

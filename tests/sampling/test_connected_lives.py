@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-from menv import MultiAgentEnv, local_policy_inference
+from menv import local_policy_inference
 from menv.algorithms import PPO
 from menv.connectors import (
     ActionConnectorDataType,
@@ -16,6 +15,7 @@ from menv.connectors import (
     FrameStackAgentConnector,
     register_connector,
 )
+from tests.worlds import Several
 
 
 class OwnFrames(FrameStackAgentConnector):
@@ -31,26 +31,16 @@ class OwnFrames(FrameStackAgentConnector):
 register_connector("OwnFrames", OwnFrames)
 
 
-class Returns(MultiAgentEnv):
+class Returns(Several):
     """An agent ends in the third env step without a last observation, and is back with the fifth."""
 
-    def __init__(self, context: Any) -> None:
-        self.possible_agents = ["one", "other"]
-        self.observation_space = gym.spaces.Box(0, 100, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
+    possible_agents, length = ("one", "other"), 8
 
-    def _seen(self, *agents: str) -> dict[Any, Any]:
-        return {agent: np.array([self.steps], np.float32) for agent in agents}
+    def shown(self) -> Any:
+        return ["one"] if self.at in (3, 4) else self.possible_agents
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        self.steps = 0
-        return self._seen("one", "other"), {}
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
-        self.steps += 1
-        agents = ["one"] if self.steps in (3, 4) else ["one", "other"]
-        ends = {"__all__": self.steps == 8, **({"other": True} if self.steps == 3 else {})}
-        return self._seen(*agents), {}, ends, {"__all__": False}, {}
+    def dead(self, actions: Any) -> Any:
+        return ["other"] if self.at == 3 else []
 
 
 def rows(connector: str) -> list[list[float]]:
@@ -113,9 +103,11 @@ class Doubles(AgentConnector):
 class Pays(Returns):
     """Every agent that acted is paid 1; the last step shows nothing."""
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
-        obs, _, *rest = super().step(actions)
-        return {} if rest[0]["__all__"] else obs, dict.fromkeys(actions, 1.0), *rest
+    def shown(self) -> Any:
+        return [] if self.at == 8 else super().shown()
+
+    def pay(self, actions: Any) -> Any:
+        return dict.fromkeys(actions, 1.0)
 
 
 def test_a_reward_is_changed_also_where_a_life_ends_without_a_last_observation() -> None:

@@ -264,18 +264,6 @@ def broken(returned: Any, initial: list[Any] | None = None) -> type[Policy]:
     return Broken
 
 
-def ragged() -> type[Policy]:
-    class Ragged(Policy):
-        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            rows = len(obs_batch)
-            return [0] * rows, [np.zeros((rows, 3))], {}
-
-        def get_initial_state(self) -> list[Any]:
-            return [np.zeros(2)]
-
-    return Ragged
-
-
 @pytest.mark.parametrize(
     ("policy_class", "message"),
     [
@@ -286,7 +274,7 @@ def ragged() -> type[Policy]:
         (broken(lambda rows: ([0] * rows, [], {}), [1]), r"returned 0 states with \[\] rows, expected 1 with 6"),
         (broken(lambda rows: ([0] * rows, [[1]], {}), [1]), r"returned 1 states with \[1\] rows, expected 1 with 6"),
         (broken(lambda rows: ([0] * rows, [7], {}), [1]), r"returned 1 states with \[0\] rows, expected 1 with 6"),
-        (ragged(), r"'own': 'state_in_0' of compute_actions has rows of shape \(3,\), expected \(2,\) as before"),
+        (broken(lambda rows: ([0] * rows, [np.zeros((rows, 3))], {}), [np.zeros(2)]), r"'own': 'state_in_0' .*\(3,\)"),
         (type("Empty", (Policy,), {}), r"Empty.compute_actions: not defined, expected \(actions, states, fetches\)"),
     ],
 )  # fmt: skip

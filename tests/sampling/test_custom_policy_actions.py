@@ -11,7 +11,6 @@ from gymnasium.vector import SyncVectorEnv
 
 from menv import (
     ContractError,
-    MultiAgentEnv,
     Policy,
     PolicySpec,
     RandomPolicy,
@@ -19,6 +18,7 @@ from menv import (
     local_policy_inference,
 )
 from menv.algorithms import PPO
+from tests.worlds import Alone, Several
 
 
 def array(values: Any) -> Any:
@@ -29,45 +29,31 @@ BOX = gym.spaces.Box(array([0.0, -2.0]), array([6.0, 2.0]))
 NESTED = gym.spaces.Dict({"steer": BOX, "gear": gym.spaces.Discrete(3)})
 
 
-class Track(gym.Env[Any, Any]):
+class Track(Alone):
     """Keeps the actions that it is given; pays 10."""
 
-    observation_space = gym.spaces.Box(0.0, 10.0, (1,), np.float32)
-    action_space: Any = BOX
+    length = 5
     given: ClassVar[list[Any]] = []
 
     def __init__(self, context: Any = None) -> None:
-        self.action_space = (context or {}).get("space", BOX)
+        super().__init__(context)
+        self.action_space = self.config.get("space", BOX)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.now = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
+    def pay(self, action: Any) -> float:
         self.given.append(action)
-        self.now += 1
-        return np.full(1, self.now, np.float32), 10.0, self.now == 5, False, {}
+        return 10.0
 
 
-class Cars(MultiAgentEnv):
+class Cars(Several):
+    length = 5
+
     def __init__(self, context: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.game = Track(context)
-        self.observation_space, self.action_space = Track.observation_space, self.game.action_space
+        super().__init__(context)
+        self.action_space = self.config.get("space", BOX)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return dict.fromkeys("ab", self.game.reset()[0]), {}
-
-    def step(self, action_dict: Any) -> Any:
-        obs, reward, over, _, _ = self.game.step(action_dict["a"])
-        return (
-            dict.fromkeys("ab", obs),
-            dict.fromkeys("ab", reward),
-            {"__all__": over},
-            {"__all__": False},
-            {},
-        )
+    def pay(self, actions: Any) -> Any:
+        Track.given.append(actions["a"])
+        return dict.fromkeys(actions, 10.0)
 
 
 class Fixed(Policy):
@@ -129,9 +115,8 @@ def test_connectors_apply_where_the_setting_is_given(
 )
 def test_they_apply_in_other_processes(where: Any) -> None:
     class Told(Track):
-        def step(self, action: Any) -> Any:
-            obs, _, *rest = super().step(action)
-            return obs, float(action[0]), *rest
+        def pay(self, action: Any) -> float:
+            return float(action[0])
 
     _, batch = play(array([8.8, 0.0]), Told, clip_actions=True, **where)
     assert set(batch["rewards"].tolist()) == {6.0}

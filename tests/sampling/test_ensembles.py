@@ -30,33 +30,31 @@ from menv import EnvContext
 from menv.algorithms import PPO
 from menv.envs import RockPaperScissors, TwoStepGame
 from menv.multi_agent_env import MultiAgentEnv
+from tests.inside import base_env
+from tests.worlds import Alone
 
 PLANETS = (9.8, 3.7, 24.8)
 
 
-class Counting(gym.Env[Any, Any]):
-    """Pays the number of its task at every step, five a time."""
+class Counting(Alone):
+    """Shows and pays the number of its task, five times an episode."""
 
-    observation_space = gym.spaces.Box(0.0, 99.0, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    length = 5
 
     def __init__(self, context: EnvContext) -> None:
+        super().__init__(context)
         self.task = 10 * context.worker_index + context.vector_index
-        self.context = context
-        self.at = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.at = 0
-        return np.full(1, self.task, np.float32), {}
+    def see(self) -> Any:
+        return np.full(1, self.task, np.float32)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.at += 1
-        return np.full(1, self.task, np.float32), float(self.task), self.at == 5, False, {}
+    def pay(self, action: Any) -> float:
+        return float(self.task)
 
 
 def test_each_sub_environment_picks_its_task_by_its_place() -> None:
     with PPO(env=Counting, config={"num_envs_per_worker": 4, "train_batch_size": 80}) as algo:
-        tasks = [env.task for env in algo._base_env.get_sub_environments()]
+        tasks = [env.task for env in base_env(algo).get_sub_environments()]
         batch = algo.sample()["default_policy"]
         returns = algo.train()["hist_stats"]["episode_reward"]
     assert tasks == [0, 1, 2, 3]
@@ -66,9 +64,9 @@ def test_each_sub_environment_picks_its_task_by_its_place() -> None:
 
 def test_a_restarted_sub_environment_has_its_task_again() -> None:
     with PPO(env=Counting, config={"num_envs_per_worker": 3}) as algo:
-        first = algo._base_env.get_sub_environments()
-        algo._base_env.try_restart(2)
-        again = algo._base_env.get_sub_environments()
+        first = base_env(algo).get_sub_environments()
+        base_env(algo).try_restart(2)
+        again = base_env(algo).get_sub_environments()
     assert again[2] is not first[2]
     assert again[2].task == 2
 
@@ -76,7 +74,7 @@ def test_a_restarted_sub_environment_has_its_task_again() -> None:
 def test_settings_are_the_same_for_all_and_nobody_shares_them() -> None:
     config = {"num_envs_per_worker": 2, "env_config": {"nested": [1]}}
     with PPO(env=Counting, config=config) as algo:
-        first, second = (env.context for env in algo._base_env.get_sub_environments())
+        first, second = (env.config for env in base_env(algo).get_sub_environments())
     first["nested"].append(2)
     assert second["nested"] == [1]
     assert (first.num_workers, first.remote) == (0, False)
@@ -87,7 +85,7 @@ def test_the_example_above_runs() -> None:
     code = textwrap.dedent(__doc__.partition("\n\n")[2].rpartition("\n\n`context")[0])
     scope: dict[str, Any] = {"gym": gym, "PLANETS": PLANETS, "PPO": PPO}
     exec(code.replace("PPO(env", "algo = PPO(env"), scope)
-    gravities = [env.env.unwrapped.g for env in scope["algo"]._base_env.get_sub_environments()]
+    gravities = [env.env.unwrapped.g for env in base_env(scope["algo"]).get_sub_environments()]
     assert gravities == list(PLANETS)
     assert scope["algo"].sample().env_steps() >= 3
 

@@ -26,7 +26,8 @@ from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SixDicts, SoloGym, seen
-from tests.sampling.reference_envs import RoundRobin, Steady, Together
+from tests.sampling.reference_envs import RoundRobin, Together
+from tests.worlds import Alone
 
 
 def policy_group(policy_ids: list[str], observation_space: Any, action_space: Any) -> PolicyGroup:
@@ -176,7 +177,9 @@ def test_complete_episodes_run_on_to_the_end_of_an_episode() -> None:
 
 def test_complete_episodes_of_different_lengths_end_each_at_its_own_boundary() -> None:
     lengths = [3, 5, 12]
-    loop = sampler(Steady(3), lambda index: Steady(lengths[index]), 3, 10, batch_mode="complete_episodes")
+    loop = sampler(
+        Alone(length=3), lambda index: Alone(length=lengths[index]), 3, 10, batch_mode="complete_episodes"
+    )
     for _ in range(2):
         # 4 episodes of 3, 2 of 5, 1 of 12.
         batch = loop.sample()
@@ -200,7 +203,7 @@ def test_agent_steps_and_complete_episodes_go_together() -> None:
 
 
 def test_sub_environments_of_different_speed_get_equal_shares() -> None:
-    loop = sampler(Steady(3), lambda index: Steady(3 + index), 4, 10)
+    loop = sampler(Alone(length=3), lambda index: Alone(length=3 + index), 4, 10)
     batch = loop.sample()
     assert batch.env_steps() == 40
     assert np.bincount(batch["p0"]["env_id"]).tolist() == [10] * 4
@@ -227,7 +230,7 @@ def test_a_train_batch_is_made_of_whole_fragments(
         "rollout_fragment_length": fragment, "train_batch_size": batch_size, "num_envs_per_worker": envs,
         "num_sgd_iter": 1
     }  # fmt: skip
-    with PPO(env=lambda context: Steady(7), config=config) as algorithm:
+    with PPO(env=lambda context: Alone(length=7), config=config) as algorithm:
         result = algorithm.train()
         assert result["num_env_steps_sampled_this_iter"] == result["num_env_steps_sampled"] == steps
         assert result["num_env_steps_trained"] == steps

@@ -10,38 +10,34 @@ import pytest
 
 from menv import PolicySpec
 from menv.algorithms import PPO
-from menv.base_env import ALL
 from menv.errors import ContractError, MenvError
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.multi_agent_env import AgentDict
 from tests.bad_input.broken_envs import SMALL, checked
 from tests.contract.scripted import SixDicts
+from tests.worlds import Several
 
 OWN = gym.spaces.Box(-100.0, 100.0, (1,), np.float32)
 BOTH = gym.spaces.Box(-100.0, 100.0, (2,), np.float32)
 LENGTH = 6
 
 
-class Pair(MultiAgentEnv):
-    """Each sees the step, "b" negated; "b" leaves after `leaves` steps, the episode ends after `LENGTH`."""
+class Pair(Several):
+    """Each sees the step, "b" negated; "b" leaves after `leaves` steps, the episode is truncated after `LENGTH`."""
+
+    observation_space, length, cut = OWN, LENGTH, True
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.observation_space, self.action_space = OWN, gym.spaces.Discrete(2)
-        self.leaves = (config or {}).get("leaves", LENGTH)
+        super().__init__(config)
+        self.leaves = self.config.get("leaves", LENGTH)
 
-    def observe(self) -> AgentDict:
-        obs = {"a": np.array([self.at], np.float32)}
-        return obs | ({"b": np.array([-self.at], np.float32)} if self.at <= self.leaves else {})
+    def shown(self) -> Any:
+        return ["a", "b"] if self.at <= self.leaves else ["a"]
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
-        self.at = 0
-        return self.observe(), {}
+    def see(self, agent: Any) -> Any:
+        return np.array([self.at if agent == "a" else -self.at], np.float32)
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        gone = {"b": True} if self.at == self.leaves < LENGTH else {}
-        return self.observe(), {"a": 1.0}, {ALL: False, **gone}, {ALL: self.at == LENGTH}, {}
+    def dead(self, actions: Any) -> Any:
+        return ["b"] if self.at == self.leaves < LENGTH else []
 
 
 def beside(
@@ -78,29 +74,23 @@ def test_rows_and_last_observations_hold_what_the_function_shows(leaves: int) ->
                 np.testing.assert_array_equal(part["new_obs"][:, 1], np.where(there, -sign * after, 50.0))
 
 
-class Relay(MultiAgentEnv):
+class Relay(Several):
     """ "a" leaves at step 2, when nobody is asked; "b" is asked from step 3 on."""
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.observation_space, self.action_space = OWN, gym.spaces.Discrete(2)
+    observation_space, length = OWN, 5
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
-        self.at = 0
-        return {"a": np.array([0.0], np.float32)}, {}
+    def shown(self) -> Any:
+        return ["a"] if self.at < 3 else ["b"]
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        obs = {"a" if self.at < 3 else "b": np.array([self.at], np.float32)}
-        return obs, {}, {"a": self.at == 2, ALL: self.at == 5}, {ALL: False}, {}
+    def dead(self, actions: Any) -> Any:
+        return ["a"] if self.at == 2 else []
+
+    def pay(self, actions: Any) -> Any:
+        return {}
 
 
 def own_base_env(context: Any) -> SixDicts:
-    games: Any = [Relay()]
-    env = SixDicts(games, "now")
-    env.observation_space, env.action_space = OWN, gym.spaces.Discrete(2)
-    return env
+    return SixDicts([Relay()], "now")
 
 
 @pytest.mark.parametrize("leaves", [LENGTH, 3])

@@ -1,4 +1,4 @@
-"""An agent of `possible_agents` that is paid has a return in that episode, even if it never acts."""
+"""An agent of `possible_agents` that is paid has a return in that episode, even if it never acts, or acts later."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import BaseEnv, DefaultCallbacks, ExternalMultiAgentEnv, MultiAgentEnv
+from menv import DefaultCallbacks, MultiAgentEnv
 from menv.algorithms import PPO
 from menv.offline import record
+from tests.contract.scripted import SixDicts
+from tests.worlds import Calling, Several
 
 OBS, ACT = gym.spaces.Box(0.0, 100.0, (1,), np.float32), gym.spaces.Discrete(2)
 SMALL = {"rollout_fragment_length": 12, "train_batch_size": 12, "sgd_minibatch_size": 12, "num_sgd_iter": 1}
@@ -109,50 +111,48 @@ def test_hooks_and_the_mapping_meet_an_agent_that_never_acts_once() -> None:
     assert asked[: len(over)] == over
 
 
-class Caller(ExternalMultiAgentEnv):
-    """The game as an application that asks for actions."""
-
-    def __init__(self) -> None:
-        super().__init__(ACT, OBS)
-        self.possible_agents = ["p0", "p1"]
-
-    def run(self) -> None:
-        while True:
-            episode = self.start_episode()
-            obs: dict[Any, Any] = {"p0": np.zeros(1, np.float32)}
-            self.get_action(episode, obs)
-            self.log_returns(episode, {"p0": 1.0, "p1": -1.0})
-            self.end_episode(episode, obs)
+def always() -> FirstStrike:
+    return FirstStrike({"always": True})
 
 
-class Dicts(BaseEnv):
-    """The game as six dicts."""
-
-    observation_space, action_space, num_envs = OBS, ACT, 1
-    possible_agents = ("p0", "p1")
-
-    def __init__(self, config: Any = None) -> None:
-        self.over = False
-
-    def poll(self, timeout: float | None = None) -> Any:
-        flags = {0: {"__all__": self.over}}
-        if self.over:
-            return {0: {}}, {0: {"p0": 1.0, "p1": -1.0}}, flags, {0: {"__all__": False}}, {}, {}
-        return self.try_reset(0)[0], {}, flags, {0: {"__all__": False}}, {}, {}
-
-    def send_actions(self, slots: Any, actions: Any = None) -> None:
-        self.over = True
-
-    def try_reset(self, env_id: Any = None, **kwargs: Any) -> Any:
-        self.over = False
-        return {0: {"p0": np.zeros(1, np.float32)}}, {}
-
-
-@pytest.mark.parametrize("make", [Caller, Dicts])
+@pytest.mark.parametrize("make", [lambda: Calling(always()), lambda: SixDicts([always()], "now")])
 def test_it_has_a_return_in_environments_of_other_kinds(make: Any) -> None:
     with PPO(env=lambda context: make(), config={**SMALL, "multiagent": TWO}) as algo:
         result = algo.train()
     assert result["agent_reward_mean"] == {"p0": 1.0, "p1": -1.0}
+
+
+class Late(Several):
+    """ "bob" is paid 5 and flagged before he is observed, comes in the third step, and is paid 1 in each step then.
+
+    "cyd" is paid 7 and never comes, which is its return.
+    """
+
+    possible_agents, length = ("ann", "bob", "cyd"), 6
+
+    def shown(self) -> Any:
+        return ["ann", "bob"] if self.at >= 3 else ["ann"]
+
+    def pay(self, actions: Any) -> Any:
+        early = {"bob": 5.0, "cyd": 7.0} if self.at == 1 else {}
+        return {"ann": 1.0, **early, **({"bob": 1.0} if self.at > 3 else {})}
+
+    def dead(self, actions: Any) -> Any:
+        return ["bob"] if self.at == 1 else []
+
+
+@pytest.mark.parametrize("where", ["here", "worker", "caller"])
+def test_what_was_paid_before_the_first_observation_counts(where: str) -> None:
+    config = {"rollout_fragment_length": 12, "train_batch_size": 12, "num_workers": int(where == "worker")}
+    env: Any = (lambda context: Calling(Late())) if where == "caller" else Late
+    with PPO(env=env, config={**config, "engine": "process"}) as algo:
+        result = algo.train()
+    # Paid in all: 6 to ann, 5 + 3 to bob, 7 to cyd.
+    assert result["agent_reward_mean"] == {"ann": 6.0, "bob": 8.0, "cyd": 7.0}
+    assert result["policy_reward_mean"] == {"default_policy": 7.0}
+    assert result["hist_stats"]["episode_reward"] == [21.0, 21.0]
+    # No action can own what came before the first observation; it is reported so, too.
+    assert result["unclaimed_rewards"] == 24.0
 
 
 def test_what_record_says_about_games_adds_up_to_zero(tmp_path: Path) -> None:

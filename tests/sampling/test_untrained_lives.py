@@ -4,39 +4,29 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import MultiAgentEnv, PolicySpec
+from menv import PolicySpec
 from menv.algorithms import PPO, PPOPolicy
+from tests.worlds import Several
 
 
-class Quiet(MultiAgentEnv):
+class Quiet(Several):
     """Bob is not learned from in every other episode, and cyd, who comes later, never is."""
 
-    def __init__(self, context: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["ann", "bob", "cyd"]
-        self.observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-        self.at = self.episode = 0
+    possible_agents, length = ("ann", "bob", "cyd"), 5
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.at, self.episode = 0, self.episode + 1
-        infos = {"ann": {"training_enabled": True}, "bob": {"training_enabled": bool(self.episode % 2)}}
-        return dict.fromkeys(infos, np.zeros(1, np.float32)), infos
+    def shown(self) -> Any:
+        return self.possible_agents[: 2 + (self.at > 1)]
 
-    def step(self, action_dict: Any) -> Any:
-        self.at += 1
-        agents = self.possible_agents[: 2 + (self.at > 1)]
+    def infos(self) -> Any:
+        told = {"ann": True, "bob": self.episode % 2 == 0, "cyd": False}
         # An info without the entry changes nothing.
-        infos = {"cyd": {"training_enabled": False}, "ann": {"training_enabled": True}}
-        flags = {"__all__": self.at == 5}
-        return (
-            {agent: np.full(1, self.at / 10, np.float32) for agent in agents},
-            dict.fromkeys(agents, 1.0), flags, {"__all__": False}, {agent: infos.get(agent, {}) for agent in agents},
-        )  # fmt: skip
+        return {
+            agent: {} if agent == "bob" and self.at else {"training_enabled": told[agent]}
+            for agent in self.shown()
+        }
 
 
 @pytest.mark.usefixtures("sent_whole")

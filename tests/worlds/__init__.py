@@ -1,8 +1,8 @@
 """Environments that do what a few lines say: a test derives one and writes down only what matters to it.
 
 `Alone` is gymnasium's, `InStep` several of it that step together; the agents of `Several` act together, in turns, or
-come and go. All count episodes in `episode` and the env steps of an episode in `at`; `config` is what they were created
-with. A step counts, pays, and then shows.
+come and go, and `Calling` is an application that plays a game of several agents. All count episodes in `episode` and
+the env steps of an episode in `at`; `config` is what they were created with. A step counts, pays, and then shows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv import MultiAgentEnv, VectorEnv
+from menv import ExternalMultiAgentEnv, MultiAgentEnv, VectorEnv
 
 LINE: Any = gym.spaces.Box(-1000.0, 1000.0, (1,), np.float32)
 TWO: Any = gym.spaces.Discrete(2)
@@ -114,3 +114,23 @@ class Several(MultiAgentEnv):
         paid, over = self.pay(action_dict), self.at == self.length
         ends = {"__all__": over and not self.cut, **dict.fromkeys(self.dead(action_dict), True)}
         return self.observe(), paid, ends, {"__all__": over and self.cut}, self.infos()
+
+
+class Calling(ExternalMultiAgentEnv):
+    """Plays `game` and asks for each action."""
+
+    def __init__(self, game: Any) -> None:
+        super().__init__(game.action_space, game.observation_space)
+        self.possible_agents = game.possible_agents
+        self.game = game
+
+    def run(self) -> None:
+        while True:
+            episode, over = self.start_episode(), False
+            obs, infos = self.game.reset()
+            self.log_returns(episode, {}, infos)
+            while not over:
+                obs, paid, ends, cuts, infos = self.game.step(self.get_action(episode, obs))
+                over = ends["__all__"] or cuts["__all__"]
+                self.log_returns(episode, paid, infos, {**ends, "__all__": False})
+            self.end_episode(episode, obs)
