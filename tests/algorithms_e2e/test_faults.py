@@ -19,7 +19,6 @@ from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning
 from tests.algorithms_e2e.test_callbacks import spying
 from tests.checkpoints.runs import SMALL, resumed_twice, trained, weights_of
 from tests.inside import base_env, metrics, sampler
-from tests.sampling.reference_envs import Steady
 from tests.worlds import Alone
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
@@ -247,7 +246,7 @@ TINY: dict[str, Any] = {
 def test_all_environments_are_closed_where_one_cannot_be() -> None:
     closed: list[int] = []
 
-    class Closes(Steady):
+    class Closes(Alone):
         def close(self) -> None:
             closed.append(1)
             raise OSError(f"no window of number {len(closed)}")
@@ -266,7 +265,7 @@ def test_all_environments_are_closed_where_one_cannot_be() -> None:
 def test_an_environment_that_only_tells_its_spaces_need_not_be_able_to_close(
     elsewhere: dict[str, Any],
 ) -> None:
-    class Opens(Steady):
+    class Opens(Alone):
         def reset(self, **asked: Any) -> Any:
             self.window = io.StringIO()
             return super().reset(**asked)
@@ -293,7 +292,7 @@ def test_nothing_stays_open_where_a_run_cannot_be_built_to_its_end(
 ) -> None:
     closed: list[int] = []
 
-    class Closes(Steady):
+    class Closes(Alone):
         def close(self) -> None:
             closed.append(1)
 

@@ -13,7 +13,7 @@ from menv.algorithms import DQN, PPO, PPOConfig
 from menv.algorithms.algorithm import Algorithm
 from menv.errors import CallOrderError, ConfigError
 from tests.algorithms_e2e.test_devices import OWN, STOCK, trained
-from tests.sampling.reference_envs import Steady, Together
+from tests.sampling.reference_envs import Together
 from tests.worlds import Alone
 
 TINY: dict[str, Any] = {
@@ -75,7 +75,7 @@ def test_a_policy_may_be_called_learner() -> None:
 
 
 def test_an_iteration_without_a_finished_episode_reports_none_and_zero() -> None:
-    with PPO(env=lambda context: Steady(1000), config=TINY) as algorithm:
+    with PPO(env=lambda context: Alone(length=1000), config=TINY) as algorithm:
         result = algorithm.train()
     assert result["episode_reward_mean"] is None
     assert result["episode_len_mean"] is None
@@ -255,7 +255,7 @@ def test_weights_that_are_no_dict_by_name_are_refused() -> None:
 def test_a_stopped_algorithm_says_so_and_closes_its_environments_once() -> None:
     closed: list[int] = []
 
-    class Closes(Steady):
+    class Closes(Alone):
         def close(self) -> None:
             closed.append(1)
 

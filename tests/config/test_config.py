@@ -30,6 +30,7 @@ from menv.errors import ConfigError
 from menv.migration_hints import HINTS, ONLY_VALUES
 from menv.policy_map import PolicyMap
 from tests.settings_page import part
+from tests.worlds import Alone
 
 CLASSIC: dict[str, Any] = {
     "env": "tictactoe", "env_config": {"size": 3}, "num_workers": 0, "num_envs_per_worker": 2,
@@ -329,14 +330,12 @@ def test_a_ratio_may_be_free_to_leave_one() -> None:
 
 
 def test_environment_settings_reach_every_copy_with_its_place_and_are_not_shared() -> None:
-    from tests.sampling.reference_envs import Steady
-
     contexts: list[Any] = []
 
     def creator(context: Any) -> Any:
         contexts.append(context)
         context["list"].append(context.vector_index)
-        return Steady(context["length"])
+        return Alone(length=context["length"])
 
     settings: dict[str, Any] = {"length": 4, "list": []}
     with PPO(env=creator, config={"env_config": settings, "num_envs_per_worker": 3}):

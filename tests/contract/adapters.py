@@ -101,7 +101,7 @@ class Tables(BaseEnv):
 
     returns_table = True
 
-    def __init__(self, inner: BaseEnv) -> None:
+    def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.observation_space, self.action_space = inner.observation_space, inner.action_space
         self.num_envs, self.possible_agents = inner.num_envs, inner.possible_agents
@@ -113,7 +113,7 @@ class Tables(BaseEnv):
     def send_actions(self, slots: Any, actions: Any) -> None:  # type: ignore[override]
         self.inner.send_actions(slots, actions)
 
-    def try_reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+    def try_reset(self, env_id: Any = None, **kwargs: Any) -> Any:
         return self.inner.try_reset(env_id, **kwargs)
 
     def try_restart(self, env_id: Any = None) -> None:
@@ -122,7 +122,7 @@ class Tables(BaseEnv):
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         return self.inner.get_sub_environments(as_dict)
 
-    def held_rewards(self) -> dict[Any, dict[Any, float]]:
+    def held_rewards(self) -> Any:
         return self.inner.held_rewards()
 
     def stop(self) -> None:

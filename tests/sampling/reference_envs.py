@@ -14,7 +14,7 @@ from tests.worlds import Several
 class Together(Several):
     """N agents that all act at every step, see 0, earn 1 and end together after `length` env steps."""
 
-    observation_space = gym.spaces.Discrete(2)
+    observation_space: Any = gym.spaces.Discrete(2)
 
     def __init__(self, count: int = 5, length: int = 25) -> None:
         super().__init__()
