@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from menv import rng
 from menv.errors import ConfigError, ContractError
-from menv.migration_hints import OldAttribute, old_arguments
+from menv.migration_hints import old_arguments
 from menv.plain_files import folder_given
 from menv.policy_spec import SpecConfig
 from menv.spaces import flags_of, flat_mask, has_order
@@ -86,10 +86,6 @@ class Policy:
     themselves."""
     given_steps: Callable[[Any], Any] | None = None
     """What `normalize_actions` and `clip_actions` do to an action of a custom policy, where they are set."""
-
-    view_requirements = OldAttribute(
-        "write menv.connectors.ViewRequirementAgentConnector into agent_connectors of the config"
-    )
 
     def __init__(
         self,

@@ -152,12 +152,6 @@ class RegisteredEnv:
         gym.registry.update(self.gym_specs)
 
 
-def is_ready_made(name: str) -> bool:
-    """Return whether a name means an environment of menv, gymnasium or PettingZoo, which have a `render_mode`."""
-    stock = name in BUILT_IN or name.startswith("pettingzoo:") or (":" not in name and _is_gym_id(name))
-    return name not in _registered and stock
-
-
 def is_known(name: str) -> bool:
     """Return whether a name is registered in this process, or one of an installed library in menv's table.
 

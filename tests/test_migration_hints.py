@@ -10,10 +10,8 @@ import pickle
 import re
 import subprocess
 import sys
-import warnings
 from typing import Any
 
-import gymnasium as gym
 import pytest
 import torch
 
@@ -83,14 +81,6 @@ def test_importing_menv_with_an_unknown_name_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_attribute_that_no_library_has_is_python_s_own_error() -> None:
-    config: Any = PPOConfig()
-    with pytest.raises(AttributeError, match=r"^'PPOConfig' object has no attribute 'trian'$") as caught:
-        _ = config.trian
-    # Python finds near names with these.
-    assert (caught.value.name, caught.value.obj) == ("trian", config)
-
-
 def test_objects_with_hints_can_be_copied_and_sent() -> None:
     config = PPOConfig(lr=0.25)
     assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
@@ -128,20 +118,6 @@ def test_an_unknown_argument_of_an_algorithm_says_where_settings_go() -> None:
         PPO(env="CartPole-v1", lr=0.1)  # type: ignore[call-arg]
 
 
-def test_getting_a_key_of_the_new_api_from_a_result_warns_and_gives_the_default() -> None:
-    result = menv.migration_hints.Result(episode_reward_mean=2.5)
-    with pytest.warns(
-        UserWarning, match="'env_runners'.*episode_reward_mean and policy_reward_mean are keys"
-    ):
-        assert result.get("env_runners", {}) == {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert result.get("episode_reward_mean") == 2.5
-        # An iteration without an evaluation, and a key that no library has.
-        assert result.get("evaluation") is None
-        assert result.get("hits", 3) == 3
-
-
 @pytest.mark.parametrize(
     "statement",
     [
@@ -172,68 +148,7 @@ def test_imports_of_what_is_not_there_say_what_to_write(statement: str, advice: 
         exec(statement, {})
 
 
-@pytest.mark.parametrize("name", ["PPOTrainer", "DQNTrainer"])
-def test_trainers_of_old_releases_are_named_by_their_packages(name: str) -> None:
-    package = name.removesuffix("Trainer").lower()
-    with pytest.raises(
-        ImportError, match=f"write from menv.algorithms import {name.removesuffix('Trainer')}"
-    ):
-        exec(f"from menv.algorithms.{package} import {name}", {})
-
-
 @pytest.mark.parametrize("name", ["pg", "a2c", "IMPALA"])
 def test_algorithms_that_are_not_there_are_said_not_to_be(name: str) -> None:
     with pytest.raises(ImportError, match="has PPO, DQN and QMIX"):
         exec(f"from menv.algorithms import {name}", {})
-
-
-@pytest.mark.parametrize(
-    ("name", "here"),
-    [("num_env_runners", "num_workers"), ("minibatch_size", "sgd_minibatch_size"), ("lambda", "lambda_")],
-)
-def test_assigning_to_a_setting_names_a_replacement_that_works(name: str, here: str) -> None:
-    config = PPOConfig()
-    with pytest.raises(
-        dataclasses.FrozenInstanceError, match=rf"call dataclasses.replace\(config, {here}=...\)"
-    ):
-        setattr(config, name, 1)
-    changes: dict[str, Any] = {here: 1}
-    assert getattr(dataclasses.replace(config, **changes), here) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [("horizon", "menv.wrappers.TimeLimit"), ("policies", "multiagent"), ("framework", "leave it out")],
-)
-def test_assigning_to_a_setting_that_is_not_there_says_what_to_do(name: str, advice: str) -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError, match=advice):
-        setattr(PPOConfig(), name, 1)
-
-
-@pytest.mark.parametrize(
-    ("method", "advice"),
-    [
-        ("learners", "num_gpus"),
-        ("checkpointing", "save_every"),
-        ("experimental", "out"),
-        ("python_environment", "out"),
-    ],
-)
-def test_methods_of_the_newest_configs_say_what_to_call(method: str, advice: str) -> None:
-    with pytest.raises(AttributeError, match=advice):
-        getattr(PPOConfig(), method)
-
-
-def test_a_policy_says_where_view_requirements_are_and_a_subclass_may_have_some() -> None:
-    space = gym.spaces.Discrete(2)
-
-    class Own(menv.Policy):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.view_requirements = {"obs": None}
-
-    policy = menv.Policy(space, space)
-    assert not hasattr(policy, "view_requirements")
-    with pytest.raises(AttributeError, match="ViewRequirementAgentConnector"):
-        policy.view_requirements  # noqa: B018
-    assert Own(space, space).view_requirements == {"obs": None}

@@ -133,7 +133,7 @@ class Algorithm:
         # Where all sub-environments step together there is one agent in each.
         by_rows = multi.count_steps_by == "agent_steps" and not self._base_env.lockstep
         self._accumulator = BatchAccumulator(self._rollouts, by_rows=by_rows)
-        self._crash_capsules = CrashCapsules(self.recipe.name, self.config)
+        self._crash_capsules = CrashCapsules(self.config)
         self._external_clients = ExternalClients(
             self.config, self._base_env, self._rollouts, self._policy_set
         )

@@ -10,13 +10,13 @@ import ast
 import difflib
 import functools
 import json
+import math
 import os
 import re
 import signal
 import sys
 import tomllib
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -35,18 +35,13 @@ _MOST_LEVELS, _MOST_QUOTED = 64, 200
 _EXPECTED = "expected a JSON object, a .json or .toml file, or KEY=VALUE"
 
 
-def stop_bounds(text: str) -> dict[str, Any]:
-    """Return the bounds of one `--stop`, by result key."""
+def stop_bounds(text: str) -> dict[str, float]:
+    """Return the bound of one `--stop`, by result key."""
     key, _, bound = text.partition("=")
-    try:
-        bounds = _json_object(text) if text.lstrip().startswith("{") else {key: float(bound)}
-        if not all(isinstance(one, int | float) and one == one for one in bounds.values()):
-            raise ValueError
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}, expected KEY=NUMBER, such as episode_reward_mean=450"
-        ) from None
-    return bounds
+    with suppress(ValueError):
+        if not math.isnan(float(bound)):
+            return {key: float(bound)}
+    raise argparse.ArgumentTypeError(f"{text!r}, expected KEY=NUMBER, such as episode_reward_mean=450")
 
 
 def settings_argument(text: str) -> dict[str, Any]:
@@ -111,9 +106,7 @@ def with_objects(value: Any) -> Any:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        settings = _json(text)
-    except ConfigError:
-        raise
+        settings = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{text!r:.{_MOST_QUOTED}} is no JSON ({error}), expected an object with keys in double quotes"
@@ -123,18 +116,6 @@ def _json_object(text: str) -> dict[str, Any]:
             f"{text!r:.{_MOST_QUOTED}} is no JSON object, expected one with keys in double quotes"
         )
     return _not_deep(settings)
-
-
-def _json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_each_once)
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ConfigError(f"the key {twice!r:.60} is given twice in one object; delete one")
-    return found
 
 
 def _not_deep(settings: dict[str, Any]) -> dict[str, Any]:
@@ -162,14 +143,10 @@ def _file(path: Path) -> dict[str, Any]:
 
 def _one(key: str, text: str) -> dict[str, Any]:
     value: Any = text
-    for read in (ast.literal_eval, _json):
+    for read in (ast.literal_eval, json.loads):
         # The last successful reader counts: only JSON reads `Infinity`, only Python reads `False`.
-        try:
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = read(text)
-        except ConfigError:
-            raise
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            pass
     return {key: value}
 
 
@@ -320,22 +297,23 @@ def take_settings(parser: argparse.ArgumentParser) -> None:
 
 def count(text: str) -> int:
     """Return the whole number from 1 of an option."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number from 1")
-    return int(text)
+    return _whole(text, 1)
 
 
 def port(text: str) -> int:
     """Return the port of an option; 0 is any free one."""
-    if not text.isdecimal() or int(text) >= 1 << 16:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a port from 0 to 65535")
-    return int(text)
+    return _whole(text, 0, 65535)
 
 
 def seed(text: str) -> int:
     """Return the seed of an option."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number from 0")
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int, most: float = math.inf) -> int:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        to = "" if most == math.inf else f" to {most}"
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number from {least}{to}")
     return int(text)
 
 

@@ -1,10 +1,8 @@
-"""`menv evaluate`: runs episodes with the policies of a checkpoint, prints the returns, and optionally records them."""
+"""`menv evaluate`: runs episodes with the policies of a checkpoint, and prints the returns."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
@@ -18,12 +16,9 @@ from menv.cli.arguments import (
     take_settings,
     with_objects,
 )
-from menv.cli.reopen import env_of_run, take_trust
+from menv.cli.reopen import take_trust
 from menv.cli.train import from_checkpoint
-from menv.env_context import EnvContext
-from menv.registry import is_ready_made, make_env
 from menv.tracking.run_folder import json_text
-from menv.wrappers import RecordEpisodes
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv evaluate") -> int:
@@ -32,7 +27,6 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv evaluate")
     parser.add_argument("folder", help="a run folder, or a folder of checkpoints")
     parser.add_argument("--env", help="the environment, as for train, if the checkpoint cannot name it")
     parser.add_argument("--episodes", type=count, default=100, help="number of episodes (%(default)s)")
-    parser.add_argument("--record", metavar="FOLDER", help="record each rendered episode in FOLDER")
     take_settings(parser)
     take_trust(parser)
     parser.add_argument("--json", action="store_true", help="print the result as a JSON object")
@@ -40,22 +34,10 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv evaluate")
     args = parsed(parser, arguments)
     asked = {"evaluation_duration": args.episodes, "evaluation_duration_unit": "episodes", "num_workers": 0}
     config = merge(asked, with_objects(args.config))
-    if args.record is not None:
-        config = merge(_recording(args, config), config)
     with from_checkpoint(Algorithm, args, args.folder, config, learns=False) as algo:
         result = algo.evaluate()["evaluation"]
     print_text(json_text(result) if args.json else "\n".join(_lines(result)), program)
     return 0
-
-
-def _recorded(env: Any, folder: str, context: EnvContext) -> Any:
-    return RecordEpisodes(make_env(env, context), folder)
-
-
-def _recording(args: argparse.Namespace, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    env = args.env or config.get("env") or env_of_run(args, args.folder)
-    settings = {"render_mode": "rgb_array"} if isinstance(env, str) and is_ready_made(env) else {}
-    return {"evaluation_config": {"env": partial(_recorded, env, args.record), "env_config": settings}}
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:

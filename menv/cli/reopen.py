@@ -10,7 +10,7 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -77,38 +77,20 @@ def reopened(args: argparse.Namespace, run: str, load: Callable[[], T], *, learn
         raise ConfigError(_advice(args, error.missing, [])) from None
 
 
-def env_of_run(args: argparse.Namespace, run: str) -> Any:
-    """Return the environment of a run; see `reopened`."""
-
-    def load() -> Any:
-        stored = read_manifest(find_checkpoint(run)).get("config")
-        return stored_setting(stored if isinstance(stored, Mapping) else {}, "env")
-
-    return reopened(args, run, load)
-
-
-def as_opened(run: Path, *, learns: bool = False) -> str:
+def as_opened(run: Path) -> str:
     """Return a run folder as commands that open it write it, with `--trust` if they import something.
 
-    Args:
-        run: The run folder.
-        learns: Whether the command resumes the run, which needs its callbacks.
-
     Returns:
-        The words, quoted; "" if no command can open the run without further options.
+        The words, quoted; "" if no command can open the run because it names no environment.
     """
     stored = read_manifest(find_checkpoint(str(run)))["config"]
-    missing: list[Missing] = []
+    imports = any(_imports(run))
     try:
         with named_objects({_SERVED: "sampler"}):
             stored_setting({"config": stored}, "config")
-    except NamedOnlyError as error:
-        missing = [(path[1:], was) for path, was in error.missing if learns or path[-1] != "callbacks"]
-    imports, known = any(_imports(run)), _importable(missing).values()
-    unknown = [one for one in missing if one[1] not in known and not (imports and _is_registered(*one))]
-    if stored["env"] is None or unknown:
-        return ""
-    return shell_word(str(run)) + " --trust" * (imports or bool(missing))
+    except NamedOnlyError:
+        imports = True
+    return "" if stored["env"] is None else shell_word(str(run)) + " --trust" * imports
 
 
 def _imports(run: Path) -> Iterator[str]:

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from menv import algorithms
-from menv.algorithms.config.stored_config import as_json
 from menv.cli.arguments import Parser, parsed, print_text, take_imports
 from menv.errors import ConfigError
 from menv.inference import checkpoint_folder, policy_bundle
@@ -17,14 +15,13 @@ from menv.inference.checkpoint_folder import POLICIES, find_checkpoint, read_man
 from menv.plain_files import folder_given, writing
 from menv.policy import Policy
 from menv.serialization import shell_word
-from menv.tracking.report import flat_settings
-from menv.tracking.run_folder import Run, json_text, scalars
+from menv.tracking.run_folder import Run, scalars
 
 _SHOWN = (
     "training_iteration", "num_env_steps_sampled", "time_total_s", "episodes_total", "episode_reward_mean",
-    "episode_len_mean", "policy_reward_mean/", "matchups/", "league/", "evaluation/episode_reward_mean",
+    "episode_len_mean", "evaluation/episode_reward_mean",
 )  # fmt: skip
-"""The last results that are shown; of those that end with a slash, all."""
+"""The last results that are shown."""
 
 _COMMAND = 10_000
 """Most characters of a command, which is shown whole."""
@@ -64,35 +61,10 @@ def _run(run: Run) -> Iterator[str]:
     yield f"run {run.path}{' (is being written)' if run.is_running else ''}"
     yield f"  command       {_clean(run.repeating, _COMMAND)}"
     yield f"  digest        {_clean(run.digest) or 'no result yet'}"
-    for title, values in (("settings", _changed(run)), ("last results", _last(run))):
-        yield f"  {title}"
-        width = max(map(len, values), default=0)
-        yield from (f"    {_clean(key):<{width}}  {_clean(text)}" for key, text in values.items())
-
-
-def _changed(run: Run) -> dict[str, str]:
-    config: Any = run.config.get("config")
-    kind: Any = getattr(algorithms, f"{run.config.get('algorithm')}Config", None)
-    default = dict(flat_settings(as_json(kind()) if kind is not None else {}))
-    own = dict(flat_settings(config if isinstance(config, dict) else {}))
-    # Spaces that were inferred are shown with the policies.
-    return {
-        key: json_text(value)
-        for key, value in own.items()
-        if default.get(key) != value and not key.endswith(".inferred")
-    }
-
-
-def _last(run: Run) -> dict[str, str]:
+    yield "  last results"
     last = deque(run.results(), maxlen=1)
     numbers = dict(scalars(last[0] if last else {}))
-    return {
-        key: f"{value:,.6g}" for start in _SHOWN for key, value in numbers.items() if _is_shown(key, start)
-    }
-
-
-def _is_shown(key: str, start: str) -> bool:
-    return key.startswith(start) if start.endswith("/") else key == start
+    yield from (f"    {key:<30}  {numbers[key]:,.6g}" for key in _SHOWN if key in numbers)
 
 
 def _checkpoint(path: Path) -> list[str]:

@@ -255,11 +255,11 @@ class Sweep:
         folder = self._run_folder(trial, seed)
         log = folder.with_suffix(".log")
         # `menv train` refuses a metric that no result can have.
-        stop = json.dumps({self.file.metric: math.inf, **self.file.stop})
+        stop = {self.file.metric: math.inf, **self.file.stop}
         command = [
             sys.executable, "-m", "menv.cli", "train", self.file.env, "--run", self.file.run, *self._options,
-            "--run-dir", str(folder), "--resume-or-start", "--config", json.dumps(settings), "--stop", stop,
-            "--seed", str(seed), "--json", *self._imports,
+            "--run-dir", str(folder), "--resume-or-start", "--config", json.dumps(settings), "--seed",
+            str(seed), "--json", *self._imports, *_bounds(stop),
         ]  # fmt: skip
         with opened(log, "a") as stderr, subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
@@ -327,12 +327,17 @@ class Sweep:
             f"{states.total()} trials: {', '.join(f'{number} {state}' for state, number in states.items())}"
         ]
         if ranking := self.ranking():
-            stop = [word for key, bound in self.file.stop.items() for word in ("--stop", f"{key}={bound}")]
             words = ["menv", "train", self.file.env, "--run", self.file.run, *self._options, *self._imports]
-            command = shell_line([*words, "--config", str(self.folder / "best.json"), *stop])
+            command = shell_line(
+                [*words, "--config", str(self.folder / "best.json"), *_bounds(self.file.stop)]
+            )
             lines += ["best:", *(f"  {_line(trial)}" for trial in ranking[:3])]
             lines += [f"curves: {self.folder / 'report.html'}", f"train: {command}"]
         return lines
+
+
+def _bounds(stop: Mapping[str, float]) -> list[str]:
+    return [word for key, bound in stop.items() for word in ("--stop", f"{key}={bound}")]
 
 
 def _number(trial: Any) -> int:

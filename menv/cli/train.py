@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -93,10 +92,9 @@ def train_parser(program: str) -> Parser:
     )  # fmt: skip
     env = parser.add_mutually_exclusive_group()
     env.add_argument(
-        "env",
-        nargs="?",
+        "env", nargs="?",
         help="a name that menv envs lists, package.module:Class or file.py:Class; optional with --resume",
-    )
+    )  # fmt: skip
     env.add_argument("--env", dest="named", metavar="ENV", help="the same")
     parser.add_argument("--run", choices=ALGORITHMS, help="the algorithm (PPO)")
     take_policies(parser)
@@ -257,7 +255,7 @@ def _not_shown(error: Exception) -> int:
 def _resumed(args: argparse.Namespace, path: Path, serve: Sequence[str] | None) -> str:
     """Return the command that resumes a run, "" if it needs what no command can name."""
     if serve is None:
-        opened = as_opened(path, learns=True)
+        opened = as_opened(path)
         return opened and f"menv train --resume {opened}"
     # A server that began with a checkpoint has a run folder of its own by now.
     words = [str(path) if word == args.resume else word for word in serve]
@@ -426,12 +424,7 @@ def _by_spaces(spaces: Mapping[str, Any]) -> list[Choice]:
             group.append(agent)
     choices: list[Choice] = []
     for _, agents in groups:
-        stems = {_NUMBERED.sub("", agent) for agent in agents}
-        stem = stems.pop() if len(agents) > 1 and len(stems) == 1 else ""
-        if not stem or stem in {*spaces, *(policy for _, policy, _ in choices)}:
-            choices += [(escape(agent), agents[0], None) for agent in agents]
-        elif sum(fnmatchcase(agent, f"{escape(stem)}*") for agent in spaces) == len(agents):
-            choices.append((f"{escape(stem)}*", stem, None))
-        else:
-            choices += [(escape(agent), stem, None) for agent in agents]
+        stem = _NUMBERED.sub("", agents[0])
+        taken = not stem or len(agents) == 1 or stem in {*spaces, *(policy for _, policy, _ in choices)}
+        choices += [(escape(agent), agents[0] if taken else stem, None) for agent in agents]
     return choices

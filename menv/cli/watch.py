@@ -76,9 +76,7 @@ def take_game(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, help="of the environment and of sampled actions (another one each time)"
     )
-    chooses = parser.add_mutually_exclusive_group()
-    chooses.add_argument("--greedy", action="store_true", help="take the most likely actions (the default)")
-    chooses.add_argument("--sample", action="store_true", help="sample actions")
+    parser.add_argument("--sample", action="store_true", help="sample actions, not the most likely ones")
     take_trust(parser)
     take_imports(parser)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Any, Self
@@ -356,20 +356,20 @@ class Game:
 
     def _now(self) -> Position:
         """Return the current position, and keep it."""
-        last, returns = dict(self._last_actions), dict(self._returns)
-        if self._over:
-            outcome = _outcome(returns, self.human)
-            self.position = Position(
-                self._picture, None, (), (), None, last, returns, self._steps, True, outcome
-            )
-            return self.position
-        in_order = sorted(self._obs, key=lambda one: one != self.human)
-        agent = next(one for one in in_order if one not in self._answers)
-        legal, names = self._legal(agent)
-        self.position = Position(
-            self._picture, agent, legal, names, self._probabilities(agent, legal), last, returns, self._steps
+        returns = dict(self._returns)
+        found = Position(
+            self._picture, None, last_actions=dict(self._last_actions), returns=returns, steps=self._steps
         )
-        return self.position
+        if self._over:
+            found = replace(found, done=True, outcome=_outcome(returns, self.human))
+        else:
+            in_order = sorted(self._obs, key=lambda one: one != self.human)
+            agent = next(one for one in in_order if one not in self._answers)
+            legal, names = self._legal(agent)
+            chances = self._probabilities(agent, legal)
+            found = replace(found, agent=agent, legal=legal, names=names, probabilities=chances)
+        self.position = found
+        return found
 
     def _legal(self, agent: AgentId) -> tuple[tuple[int, ...], tuple[str, ...]]:
         space, obs = self.action_space(agent), self._obs[agent]
@@ -449,12 +449,9 @@ def _picture(env: Any, human: AgentId | None) -> Picture | None:
 
 def _action_names(env: Any, agent: AgentId, count: int) -> list[str] | None:
     """Return the environment's name of each action, None if it has none."""
-    inner = getattr(env, "unwrapped", env)
-    for holder in (env, inner):
-        named = getattr(holder, "get_action_meanings", None) or getattr(holder, "action_meanings", None)
-        named = named() if callable(named) else named
-        if named is None:
-            named = (getattr(holder, "metadata", None) or {}).get("action_names")
+    for holder in (env, getattr(env, "unwrapped", env)):
+        meanings = getattr(holder, "get_action_meanings", None)
+        named = meanings() if meanings else (getattr(holder, "metadata", None) or {}).get("action_names")
         if isinstance(named, Mapping):
             named = named.get(agent)
         if named is not None and len(named) == count:
@@ -464,13 +461,10 @@ def _action_names(env: Any, agent: AgentId, count: int) -> list[str] | None:
 
 def _outcome(returns: Mapping[AgentId, float], human: AgentId | None) -> str:
     most = max(returns.values(), default=0.0)
+    if SINGLE_AGENT in returns:
+        return f"return {returns[SINGLE_AGENT]:.2f}"
     if len(returns) < 2 or abs(sum(returns.values())) > 1e-6:
-        parts = [f"{agent} {value:.2f}" for agent, value in returns.items()]
-        return (
-            f"return {returns.get(SINGLE_AGENT, 0.0):.2f}"
-            if SINGLE_AGENT in returns
-            else f"returns: {', '.join(parts)}"
-        )
+        return f"returns: {', '.join(f'{agent} {value:.2f}' for agent, value in returns.items())}"
     winners = [agent for agent, value in returns.items() if value == most]
     if len(winners) == len(returns):
         return "draw"

@@ -6,7 +6,6 @@ rollout buffers, where they are read when a fault is reported.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from menv.adapters.adapter import CreatedEnvs
 from menv.base_env import Column, EnvId
-from menv.errors import ContractError, EnvFault, MenvError
+from menv.errors import EnvFault, MenvError
 from menv.sample_batch import SampleBatch
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.policy_group import PolicyGroup
@@ -27,8 +26,6 @@ LONGEST = 200_000
 """Rows of an episode; the actions of a longer one are not kept."""
 
 Record = dict[str, Any]
-_ABOUT = re.compile(r"env (\d+)(?:, agent .*?, env)? (reset|step)\b")
-"""How errors name the sub-environment and the call."""
 
 
 class CrashRecorder:
@@ -77,10 +74,9 @@ class CrashRecorder:
         }
 
     def attach(self, error: MenvError) -> None:
-        """Describe the fault that an error of `sample` reports in its `capsule`, if it reports one."""
-        fault = error._fault or self._fault_of(error)
-        if fault is not None and error._capsule is None:
-            error._capsule = self.record(fault)
+        """Describe the fault that an error of `sample` reports in its `_capsule`, if it reports one."""
+        if error._fault is not None and error._capsule is None:
+            error._capsule = self.record(error._fault)
 
     def record(self, fault: EnvFault, *, acted: bool = True) -> Record:
         """Describe a fault; in its episode agents have `acted`, as far as the tracker knows."""
@@ -94,15 +90,6 @@ class CrashRecorder:
             "began": fault.began,
             "actions": self._actions(fault.env_id) if acted and fault.where == "step" else [],
         }
-
-    def _fault_of(self, error: MenvError) -> EnvFault | None:
-        """Return the fault that an error without one is about, None if it is about something else."""
-        about, env = _ABOUT.match(str(error)) if isinstance(error, ContractError) else None, self._env
-        if about is None or env is None or int(about[1]) >= env.num_envs:
-            return None
-        index = int(about[1])
-        began = int(env.env_steps[index]) if about[2] == "reset" else env.episode_start(index)
-        return EnvFault.of(index, index, about[2], error, began)
 
     def _actions(self, env_id: EnvId) -> list[list[Any]] | None:
         """Return each agent's env-ready actions in its running episode, in order; None where they are not kept."""

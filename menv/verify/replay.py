@@ -1,13 +1,12 @@
 """`replay` repeats the episode of a crash capsule in this process, up to the env step that failed.
 
 One environment is created as it was for its place, reset with the same seed and given the same actions through the
-adapter that stepped it, so that errors and refusals are the same ones. `menv replay` calls it.
+adapter that stepped it. `menv replay` calls it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,11 +19,8 @@ from menv.adapters.local_envs import LocalEnvs
 from menv.algorithms.training.crash_capsules import Capsule, read_capsule
 from menv.env_calls import close_env
 from menv.env_context import EnvContext
-from menv.errors import ConfigError, ContractError, EnvFault, MenvError
+from menv.errors import ConfigError, EnvFault, MenvError
 from menv.registry import import_first, is_known, make_env
-from menv.sampling.infer_policies import AgentSpaces
-from menv.sampling.policy_group import outside_space_error
-from menv.spaces import OutsideSpaceError, why_outside
 
 SAME, ANOTHER, NONE = "same fault", "another fault", "no fault, differs"
 
@@ -103,14 +99,14 @@ class _Replay:
                     "gymnasium.Env or MultiAgentEnv of the capsule; name it with --env"
                 )
             try:
-                return self._repeat(base_env, AgentSpaces(created, "observation"))
+                return self._repeat(base_env)
             except MenvError as error:
                 return self._judged(error)
         finally:
             with suppress(Exception):
                 close_env(created)
 
-    def _repeat(self, base_env: LocalEnvs, spaces: AgentSpaces) -> ReplayReport:
+    def _repeat(self, base_env: LocalEnvs) -> ReplayReport:
         base_env.begin_at({0: self._capsule.began})
         ready = base_env.poll()
         while self._left:
@@ -124,19 +120,11 @@ class _Replay:
                 ready = base_env.poll()
             finally:
                 self._steps = int(base_env.env_steps[0]) - self._capsule.began
-        if self._capsule.origin[0] == ContractError.__name__:
-            # The sampler refuses observations outside their space.
-            for row, slot in enumerate(ready.slots.tolist()):
-                agent = base_env.seats[slot][1]
-                space = spaces.found(agent)
-                if space is not None and (why := why_outside(space, ready.obs[row])) is not None:
-                    outside = OutsideSpaceError(row, why)
-                    raise outside_space_error(0, agent, f"env step {self._steps}", outside, space)
         return self._report(NONE, f"nothing was raised in {self._steps} env steps")
 
     def _judged(self, error: MenvError) -> ReplayReport:
         fault, recorded = error._fault or EnvFault.of(0, 0, self._capsule.where, error), self._capsule
-        same = _said(fault.line) == _said(recorded.line) or _place(fault.origin) == _place(recorded.origin)
+        same = _place(fault.origin) == _place(recorded.origin)
         early = f"; {self._left} actions are left" if self._left else ""
         verdict = SAME if same and not self._left else ANOTHER
         return self._report(verdict, f"{fault.line} at env step {self._steps}{early}", fault.trace.rstrip())
@@ -150,8 +138,3 @@ class _Replay:
 
 def _place(origin: tuple[str, str, int]) -> tuple[str, str, int]:
     return origin[0], PurePath(origin[1]).name, origin[2]
-
-
-def _said(line: str) -> str:
-    """Return the type and the message of a fault, without numbers of sub-environments and env steps."""
-    return re.sub(r"\benv( step)? \d+", "env", line).rpartition(" in ")[0]

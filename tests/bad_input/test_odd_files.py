@@ -160,26 +160,6 @@ def test_settings_without_an_end_are_refused(
     assert len(said.splitlines()[-1]) < 500
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        '{"lr": 0.1, "lr": 0.2}',
-        '{"model": {"use_lstm": true, "use_lstm": false}}',
-        "file",
-        'model={"x": 1, "x": 2}',
-    ],
-)
-def test_a_setting_that_is_given_twice_is_refused(
-    given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if given == "file":
-        (tmp_path / "settings.json").write_text('{"lr": 0.1, "lr": 0.2}')
-        given = str(tmp_path / "settings.json")
-    with pytest.raises(SystemExit):
-        main(["train", "CartPole-v1", "--no-save", "--config", given])
-    assert "is given twice in one object" in capsys.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def capsule(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The content of a crash capsule with actions in arrays."""

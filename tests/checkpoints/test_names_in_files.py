@@ -232,27 +232,6 @@ def test_a_checkpoint_with_right_hashes_runs_no_code_however_it_is_loaded(
     assert not touched.exists()
 
 
-def test_a_recording_does_not_play_in_an_environment_that_only_the_file_names(
-    saved: Path, canary: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "000000"
-    shutil.copytree(saved, folder)
-    forge(folder, "manifest.json", ["config", "env"], f"{CANARY}:Thing")
-    main(
-        [
-            "evaluate",
-            str(folder),
-            "--record",
-            str(tmp_path / "f"),
-            "--config",
-            "env=CartPole-v1",
-            "--episodes",
-            "1",
-        ]
-    )
-    assert woken(canary) == []
-
-
 class Walk(gym.Env[Any, Any]):
     """Ends after a number of steps; its settings say how many and what it is called."""
 

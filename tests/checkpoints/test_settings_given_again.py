@@ -17,7 +17,7 @@ import pytest
 import menv
 from menv import PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, PPOPolicy, QMIXConfig
-from menv.algorithms.config.read_config import evaluation_settings, read_config
+from menv.algorithms.config.read_config import read_config
 from menv.algorithms.config.stored_config import restored_config, stored_config
 from menv.callbacks import DefaultCallbacks
 from menv.envs import TwoStepGame
@@ -50,30 +50,6 @@ def test_settings_that_json_can_hold_come_back(kind: Any, given: dict[str, Any])
         if field.name not in ("multiagent", "env_config"):
             assert getattr(found, field.name) == getattr(config, field.name), field.name
     assert list(found.env_config) == list(config.env_config)
-
-
-def test_what_belongs_to_a_setting_that_is_switched_off_does_not_stand_in_the_way() -> None:
-    far = read_config(
-        PPOConfig,
-        {
-            "remote_worker_envs": True,
-            "remote_env_batch_wait_ms": 5,
-            "num_workers": 1,
-            "overlap": True,
-            "max_staleness": 2,
-        },
-    )
-    stored = stored_config(far, PolicyMap())
-    here = restored_config(
-        PPOConfig, stored, {"num_workers": 0, "overlap": False, "remote_worker_envs": False}
-    )
-    assert (here.remote_env_batch_wait_ms, here.max_staleness) == (0, 1)
-    same = restored_config(PPOConfig, stored, {"lr": 0.5})
-    assert (same.remote_env_batch_wait_ms, same.max_staleness) == (5, 2)
-    near = evaluation_settings(dataclasses.replace(far, evaluation_config={"remote_worker_envs": False}))
-    assert (near.remote_env_batch_wait_ms, near.max_staleness) == (0, 2)
-    with pytest.raises(ConfigError, match="max_staleness is 3 without overlap"):
-        restored_config(PPOConfig, stored, {"overlap": False, "max_staleness": 3})
 
 
 def test_a_setting_that_is_given_holds(tmp_path: Path) -> None:

@@ -52,27 +52,6 @@ def test_evaluate_takes_settings_and_an_environment_that_the_checkpoint_cannot_k
     assert capsys.readouterr().out == "3 episodes, mean return 5.00 (5.00 to 5.00), 5.0 env steps long\n"
 
 
-@pytest.mark.slow_unless("tictactoe")
-@pytest.mark.parametrize("env", ["tictactoe", "CartPole-v1"])
-def test_evaluate_records_the_episodes_that_it_plays(folder: Path, env: str) -> None:
-    trained("run", env)
-    assert main(["evaluate", "run", "--episodes", "2", "--record", "films"]) == 0
-    films = sorted(Path("films").iterdir())
-    assert [film.name for film in films] == ["episode-000000.gif", "episode-000001.gif"]
-    assert all(film.read_bytes().startswith(b"GIF89a") for film in films)
-
-
-def test_evaluate_says_how_what_renders_nothing_can_be_recorded(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained("run", "corridors:Corridor")
-    assert main(["evaluate", "run", "--env", "corridors:Corridor", "--record", "films"]) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert (
-        "RecordEpisodes of Corridor: its render is not written, expected one that returns a picture" in last
-    )
-
-
 @pytest.mark.parametrize("command", ["train", "check", "verify"])
 def test_a_name_that_nobody_registered_brings_the_option_that_imports_who_does(
     folder: Path, capsys: pytest.CaptureFixture[str], command: str

@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -233,29 +232,3 @@ def test_a_mapping_function_is_imported_with_trust(
     assert re.search(r"^(you win|you lose|draw) after \d moves$", said.out, re.M)
     assert main(["watch", str(runs / "roles"), "--trust"]) == 0
     assert re.search(r"^episode 1: (player[12] wins|draw)", capsys.readouterr().out, re.M)
-
-
-@pytest.mark.slow
-def test_the_last_lines_of_training_can_be_typed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = [
-        *(
-            "--config",
-            "train_batch_size=64",
-            "--config",
-            "sgd_minibatch_size=64",
-            "--config",
-            "num_sgd_iter=1",
-        ),
-        *("--stop", "training_iteration=1"),
-    ]
-    for env, expected in (("tictactoe", ["watch", "play"]), ("CartPole-v1", ["watch"])):
-        assert main(["train", env, *small]) == 0
-        lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
-        commands = dict(line.split(": menv ") for line in lines if ": menv " in line)
-        assert [name for name in commands if name in ("watch", "play")] == expected
-        for name in expected:
-            typed(monkeypatch, "3")
-            more = ["--gif", "film.gif"] if name == "watch" else []
-            assert main([*shlex.split(commands[name]), *more]) == 0

@@ -105,8 +105,6 @@ def test_each_call_returns_a_changed_copy(method: str, settings: dict[str, Any])
         ),
         (lambda: PPOConfig().training(num_env_runners=1), r"write \.env_runners\(num_env_runners=\.\.\.\)"),
         (lambda: PPOConfig().training(use_lstm=True), "it belongs into model: write model="),
-        (lambda: PPOConfig().training(double_q=True), "only DQN and QMIX have it"),
-        (lambda: DQNConfig().training(clip_param=1), "DQNConfig.training: .*only PPO has it"),
         (
             lambda: PPOConfig().training(lr=1, learning_rate=1),
             "'learning_rate' is 'lr', expected one of them",

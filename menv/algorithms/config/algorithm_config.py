@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -13,7 +13,6 @@ from menv.adapters.local_envs import TOLERATED
 from menv.algorithms.config.builder_chain import BuilderChain, CallbacksSetting
 from menv.algorithms.config.field_checks import MOST_ROWS, check_most, shown
 from menv.algorithms.config.setting import (
-    Setting,
     Settings,
     by_name,
     field_name,
@@ -23,7 +22,6 @@ from menv.algorithms.config.setting import (
 )
 from menv.algorithms.networks.stock_spec import MOST_SIZE, Cell, ConvFilter, read_filters
 from menv.errors import ConfigError
-from menv.migration_hints import hinted
 from menv.policy_map import MappingSetting
 
 
@@ -200,9 +198,6 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     you may change and pass to an algorithm.
     """
 
-    if not TYPE_CHECKING:
-        __getattr__ = hinted(lambda config, key: setting_hint(key, table(type(config))))
-
     env: Any = setting(None, methods="environment")
     """A registered name, a class, a function of the `EnvContext`, a gymnasium id, or "package.module:Class"."""
     input: Any = setting(None, classic="sampler", methods="training offline_data", old="input_")
@@ -234,15 +229,14 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     """Number of sub-environments that each worker steps together."""
     remote_worker_envs: bool = setting(False, methods="env_runners")
     """Whether every sub-environment runs in a separate process, which pays off if a step takes milliseconds."""
-    remote_env_batch_wait_ms: int = setting(
-        0, low=0, high=1000 * _SECONDS, methods="env_runners", needs="remote_worker_envs"
-    )
-    """Milliseconds to wait for more remote sub-environments once one is ready; 0 does not wait."""
+    remote_env_batch_wait_ms: int = setting(0, low=0, high=1000 * _SECONDS, methods="env_runners")
+    """Milliseconds to wait for more remote sub-environments once one is ready; 0 does not wait. For
+    `remote_worker_envs`."""
     env_timeout: float | None = setting(None, positive=True, high=_SECONDS, methods="env_runners")
     """Seconds after which an environment in another process that does not return is given up. None waits forever."""
     overlap: bool = setting(False, methods="env_runners")
     """Whether workers sample the next batch while the main process learns from the last one."""
-    max_staleness: int = setting(1, high=1000, methods="env_runners", needs="overlap")
+    max_staleness: int = setting(1, high=1000, methods="env_runners")
     """Maximum number of updates between the weights that sampled a batch and the weights that learn from it; for
     `overlap`."""
     log_level: LogLevel | None = setting(None, methods="debugging")
@@ -317,9 +311,7 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     )
     """Number of evaluation processes, each with `num_envs_per_worker` sub-environments; 0 evaluates in the main
     process."""
-    evaluation_parallel_to_training: bool = setting(
-        False, methods="evaluation", scope="schedule", needs="evaluation_num_workers"
-    )
+    evaluation_parallel_to_training: bool = setting(False, methods="evaluation", scope="schedule")
     """Whether evaluations run while an iteration trains, with the weights from its beginning; needs
     `evaluation_num_workers`."""
     always_attach_evaluation_results: bool = setting(False, methods="evaluation", scope="schedule")
@@ -348,14 +340,6 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
                     'recording; write {"sampler": 0.5, "games/*.parquet": 0.5}'
                 )
         self._check_processes()
-        for name, row in table(type(self)).items():
-            needed = row.facts.get("needs")
-            if needed and getattr(self, name) != row.default and not getattr(self, needed):
-                advice = "True" if isinstance(getattr(self, needed), bool) else "1 or more"
-                raise ConfigError(
-                    f"{self._where}: {name} is {getattr(self, name)} without {needed}, expected {needed}={advice}; "
-                    f"set that, or leave this at {row.default}"
-                )
 
     def _check_processes(self) -> None:
         if self.remote_worker_envs:
@@ -367,14 +351,16 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
                 "interrupted, expected some in other processes; set num_workers or remote_worker_envs=True, or leave "
                 "env_timeout out for an external environment or an input, whose applications keep their own time"
             )
-        if self.overlap and not self.num_workers:
-            what = (
-                "without workers, expected some that sample meanwhile; set num_workers to 1 or more, or leave overlap "
-                "out for an external environment, which plays on while this process learns"
+        if self.evaluation_parallel_to_training and not self.evaluation_num_workers:
+            raise ConfigError(
+                f"{self._where}: evaluation_parallel_to_training is True with evaluation_num_workers 0, expected 1 or "
+                "more; set that"
             )
-            if self.replaces_env:
-                what = "with an input, expected False, because clients play while this process learns; leave it out"
-            raise ConfigError(f"{self._where}: overlap is True {what}")
+        if self.overlap and not self.num_workers:
+            raise ConfigError(
+                f"{self._where}: overlap is True without workers, expected some that sample meanwhile; set num_workers "
+                "to 1 or more, or leave overlap out for external environments, which play on while this process learns"
+            )
         if self.overlap and self.self_play.enabled:
             raise ConfigError(
                 f"{self._where}: overlap is True with self_play, expected False, because opponents change between "
@@ -416,11 +402,6 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
         value = vars(self)[name]
         return dict(vars(value)) if known[name].section else value
 
-    def __setitem__(self, key: str, value: object) -> None:
-        raise TypeError(
-            f"config[{key!r}]: settings are read-only, expected no assignment; change a copy() and build from it"
-        )
-
     def __iter__(self) -> Iterator[str]:
         return iter([row.key for row in table(type(self)).values()])
 
@@ -432,17 +413,6 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
         return {key: self[key] for key in self}
 
     to_dict = copy
-
-
-def left_over(
-    known: Mapping[str, Setting], values: Mapping[str, Any], given: Container[str]
-) -> dict[str, Any]:
-    """Return defaults for settings that lost the setting they need, except for the names in `given`."""
-    return {
-        name: row.default
-        for name, row in known.items()
-        if "needs" in row.facts and name not in given and not values.get(row.facts["needs"])
-    }
 
 
 def team_note(config: object) -> str:

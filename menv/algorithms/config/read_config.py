@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig, left_over
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig
 from menv.algorithms.config.builder_chain import changed
 from menv.algorithms.config.field_checks import shown
 from menv.algorithms.config.setting import known_values, prefixed, section_values, table
@@ -37,17 +37,11 @@ def read_config(config_class: type[C], config: object, env: object = None, defau
         return config if env is None else replace(config, env=env)
     if not isinstance(config, Mapping) or isinstance(config, AlgorithmConfig):
         name = config_class.__name__
-        advice = f"pass config={{...}} or {name}(...).build()"
-        if isinstance(config, type) and issubclass(config, AlgorithmConfig):
-            raise ConfigError(
-                f"config: the class {config.__name__}, expected a dict or an instance of {name}; "
-                f"write config={name}(...)"
-            )
-        if isinstance(config, str) or callable(config):
-            advice = (
-                f"the environment comes by name: write {name.removesuffix('Config')}(env=..., config={{...}})"
-            )
-        raise ConfigError(f"config: {type(config).__name__}, expected a dict or {name}; {advice}")
+        got = config.__name__ if isinstance(config, type) else type(config).__name__
+        raise ConfigError(
+            f"config: {got}, expected a dict or {name}; write {name.removesuffix('Config')}(env=..., config={{...}}), "
+            f"or {name}(...).build()"
+        )
     values = known_values(config_class, config)
     if env is not None:
         values["env"] = env
@@ -99,8 +93,7 @@ def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
         own = section_values(MultiAgentConfig, values["multiagent"], "evaluation_config.multiagent")
         _check_policies(own.get("policies"), config.multiagent.policies)
     with prefixed("evaluation_config: "):
-        lost = left_over(table(type(config)), {**vars(config), **values}, values)
-        return changed(config, {**lost, **values})
+        return changed(config, values)
 
 
 def _check_place(config: AlgorithmConfig, values: Mapping[str, Any]) -> None:

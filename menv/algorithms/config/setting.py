@@ -14,8 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, FrozenInstanceError, field, fields
-from importlib import import_module
+from dataclasses import MISSING, field, fields
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -67,8 +66,6 @@ class Facts(TypedDict, total=False):
     """RLlib's spelling of the default, such as 0 for `evaluation_interval`."""
     methods: str
     """Methods of the builder chain that set it, separated by spaces; "training" by default."""
-    needs: str
-    """Another setting, without which this one must keep its default."""
     scope: Literal["run", "schedule", "policy", "network", "connectors"]
     """Who may have a different value: "run", evaluations; "schedule", nobody; "policy", policies and evaluations;
     "network" and "connectors", policies only, because the setting defines them. The default is "run" for settings of
@@ -275,17 +272,12 @@ def known_values(
 
 
 def refuse_or_warn(
-    key: object, value: object, known: Mapping[str, Setting], where: str, *, python_names: bool = False
+    key: Any, value: object, known: Mapping[str, Setting], where: str, *, python_names: bool = False
 ) -> None:
     """Warn once of a key without meaning in menv, accept a value that is menv's behavior anyway, refuse other keys.
 
     Suggestions are fields with `python_names`, else classic keys.
     """
-    if not isinstance(key, str):
-        raise ConfigError(
-            f"{where}unknown key {key!r:.60}, a {type(key).__name__}, expected the name of a setting; "
-            "write it as a string"
-        )
     if key in ONLY_VALUES and value == ONLY_VALUES[key]:
         return
     if key in HINTS["setting"] and (value is None or value in (False, [], {})):
@@ -301,11 +293,11 @@ def refuse_or_warn(
     advice = setting_hint(key, known)
     if advice is None:
         names = sorted(known) if python_names else [row.key for _, row in sorted(known.items())]
-        near = [name for name in names if name.startswith(key)] or difflib.get_close_matches(
-            key, names, 1, _NEAR
+        near = [name for name in names if name.startswith(f"{key}")] or difflib.get_close_matches(
+            f"{key}", names, 1, _NEAR
         )
-        advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(names)}"
-    raise ConfigError(f"{where}unknown key {key!r}, expected a known one; {advice}")
+        advice = f"did you mean {near[0]!r}?" if near else "docs/reference/settings.md lists them"
+    raise ConfigError(f"{where}unknown key {key!r:.60}, expected a known one; {advice}")
 
 
 def setting_hint(key: str, known: Mapping[str, Setting]) -> str | None:
@@ -315,17 +307,7 @@ def setting_hint(key: str, known: Mapping[str, Setting]) -> str | None:
     for row in known.values():
         if row.section is not None and key in table(row.section):
             return f'it belongs into {row.name}: write {row.name}={{"{key}": ...}}'
-    return hint("setting", key) or (_of_other_algorithms(key) if "lr" in known else None)
-
-
-def _of_other_algorithms(key: str) -> str | None:
-    configs = {
-        name: getattr(import_module("menv.algorithms"), f"{name}Config") for name in ("PPO", "DQN", "QMIX")
-    }
-    having = [name for name, config in configs.items() if field_name(key, table(config)) in table(config)]
-    if not having:
-        return None
-    return f"only {' and '.join(having)} {'has' if len(having) == 1 else 'have'} it; leave it out"
+    return hint("setting", key)
 
 
 def _frames_of_menv() -> int:
@@ -340,35 +322,16 @@ def by_name(config_class: type[S]) -> type[S]:
 
     Classic keys without meaning in menv warn once, as in a dict.
     """
-    names = [one.name for one in fields(config_class)]  # type: ignore[arg-type]
-    first = "env" if "env" in names else names[0]
     build: Any = vars(config_class)["__init__"]
 
     @functools.wraps(build)
-    def init(self: S, *args: Any, **given: Any) -> None:
-        if args:
-            raise ConfigError(
-                f"{config_class.__name__}: {args[0]!r:.60} without a name, expected settings by name; write "
-                f"{config_class.__name__}({first}=...), or {config_class.__name__}(**settings) for a dict of them"
-            )
+    def init(self: S, **given: Any) -> None:
         # A name such as "lambda" is no Python keyword argument, but `**settings` can contain it.
         where = f"{config_class.__name__}: "
         build(self, **known_values(config_class, given, where, python_names=True))
 
     type.__setattr__(config_class, "__init__", init)
-    type.__setattr__(config_class, "__setattr__", _stay)
     return config_class
-
-
-def _stay(self: object, name: str, value: object) -> None:
-    known = table(type(self))
-    here = name if name in known else renamed(name, known)
-    advice = f"call dataclasses.replace(config, {here or 'name'}=...), which returns a changed copy"
-    if here is None:
-        advice = setting_hint(name, known) or hint("ignored setting", name) or advice
-    raise FrozenInstanceError(
-        f"{type(self).__name__}: {name} is assigned to, expected settings to stay unchanged; {advice}"
-    )
 
 
 def _plain(value: Any) -> Any:

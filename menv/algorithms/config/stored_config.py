@@ -20,7 +20,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.field_checks import shown
 from menv.algorithms.config.read_config import of_scope, read_config
 from menv.algorithms.config.setting import known_values, table
@@ -177,7 +177,6 @@ def restored_config(
     for name, value in own.items():
         both = known[name].section and isinstance(value, Mapping) and isinstance(values.get(name), dict)
         values[name] = {**values[name], **value} if both else value
-    values |= left_over(known, values, own)
     multi |= theirs
     multi["policies"] = _policies(multi["policies"], policies, policy_ids)
     if policy_ids is not None and isinstance(multi["policies_to_train"], list):

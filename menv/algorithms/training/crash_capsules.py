@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 import tempfile
 import warnings
@@ -22,7 +21,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-import menv
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.stored_config import NamedOnlyError, as_json, stored_setting
 from menv.errors import WORKER, ConfigError, EnvFaultWarning, MenvError
@@ -52,8 +50,6 @@ class Capsule(msgspec.Struct, kw_only=True):
     Attributes:
         env: The environment's name, or where its class is defined.
         env_config: As in the settings of a checkpoint.
-        algorithm: Name of the algorithm.
-        config: Its settings.
         where: "reset" or "step".
         line: The fault in one line.
         origin: Type of the error, file and line that raised it.
@@ -63,15 +59,12 @@ class Capsule(msgspec.Struct, kw_only=True):
         began: Env steps of the sub-environment at that reset.
         actions: Each agent's actions since then, in order, with the one that failed.
         arrays: The arrays in `actions`, by name: dtype, shape and numbers.
-        versions: Of Python and menv.
     """
 
     kind: Literal["menv crash capsule"]
     version: Literal[1]
     env: str
     env_config: dict[str, Any]
-    algorithm: str
-    config: dict[str, Any]
     where: str
     line: str
     origin: tuple[str, str, int]
@@ -84,7 +77,6 @@ class Capsule(msgspec.Struct, kw_only=True):
     began: _Count
     actions: list[tuple[Any, Any]]
     arrays: dict[str, tuple[str, list[int], list[Any]]]
-    versions: dict[str, str]
 
     def actions_by_agent(self) -> dict[Any, list[Any]]:
         """Return each agent's actions, in order."""
@@ -152,8 +144,7 @@ class CrashCapsules:
 
     folder: Path | None = None
 
-    def __init__(self, algorithm: str, config: AlgorithmConfig) -> None:
-        self._algorithm = algorithm
+    def __init__(self, config: AlgorithmConfig) -> None:
         self._config = config
         self._causes: Counter[tuple[Any, ...]] = Counter()
 
@@ -183,11 +174,11 @@ class CrashCapsules:
         """Write a capsule; return the end of a message that names it, "" without known actions or room for it."""
         if record["actions"] is None:
             return ""
-        config, stored, secrets = self._config, as_json(self._config), set[str]()
+        config, secrets = self._config, set[str]()
+        # The text of a traceback may show the secrets of other settings.
+        env_config = without_secrets(as_json(config), secrets)["env_config"]
         content = {
-            "env": _name_of(config.env), "env_config": without_secrets(stored.pop("env_config"), secrets),
-            "algorithm": self._algorithm, "config": without_secrets(stored, secrets),
-            "num_workers": config.num_workers, **record,
+            "env": _name_of(config.env), "env_config": env_config, "num_workers": config.num_workers, **record,
         }  # fmt: skip
         path = write_capsule(self.folder, content, secrets)
         if path is None:
@@ -221,9 +212,7 @@ def write_capsule(folder: Path | None, content: Mapping[str, Any], secrets: set[
         actions = to_plain(content["actions"], arrays)
         values = {name: to_plain(array.ravel().tolist(), {}) for name, array in arrays.items()}
         listed = {name: (array.dtype.name, array.shape, values[name]) for name, array in arrays.items()}
-        versions = {"python": platform.python_version(), "menv": menv.__version__}
-        known = {"kind": _KIND, "version": _VERSION, "versions": versions}
-        written = {**known, **content, "actions": actions, "arrays": listed}
+        written = {"kind": _KIND, "version": _VERSION, **content, "actions": actions, "arrays": listed}
         text = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in written.items())
         text = hidden(text, secrets)
         folder = folder or Path(tempfile.mkdtemp(prefix="menv-crashes-"))
