@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 
+from menv import rng
 from menv.base_env import ALL, AgentId, BaseEnv
 from menv.env_calls import close_all, reset_env, returned
 from menv.env_context import EnvContext
@@ -35,10 +36,24 @@ class IndependentCopies(MultiAgentEnv):
     original: ClassVar[Any] = None
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        settings = dict(config or {})
+        num_agents = settings.pop("num_agents", 1)
+        if not isinstance(num_agents, int) or num_agents < 1:
+            raise ConfigError(
+                f'make_multi_agent: config["num_agents"] is {num_agents!r}, expected an integer of 1 or more; '
+                "set the number of copies"
+            )
+        place = config if isinstance(config, EnvContext) else EnvContext()
         make_copy = resolve_env(type(self).original)
-        self.envs: list[gym.Env[Any, Any]] = [make_copy(context) for context in _contexts(config)]
+        self.envs: list[gym.Env[Any, Any]] = [
+            make_copy(place.copy_with_overrides(env_config=settings)) for _ in range(num_agents)
+        ]
         for env in self.envs:
-            _check_single_agent(env)
+            if isinstance(env, MultiAgentEnv | BaseEnv) or not hasattr(env, "action_space"):
+                raise ContractError(
+                    f"make_multi_agent: the creator made a {type(env).__name__}, expected a gymnasium.Env with one "
+                    "agent; use an environment of many agents directly"
+                )
         self.possible_agents = list(range(len(self.envs)))
         self.observation_spaces = {agent_id: env.observation_space for agent_id, env in enumerate(self.envs)}
         self.action_spaces = {agent_id: env.action_space for agent_id, env in enumerate(self.envs)}
@@ -53,7 +68,8 @@ class IndependentCopies(MultiAgentEnv):
         obs: AgentDict = {}
         infos: AgentDict = {}
         for agent_id, env in enumerate(self.envs):
-            copy_seed = None if seed is None else _seed_of_copy(seed, agent_id)
+            # Neighbouring seeds, as sub-environments have, end far apart; many simulators take 31 bits only.
+            copy_seed = seed if seed is None or agent_id == 0 else rng.key(seed, agent_id) >> 33
             obs[agent_id], infos[agent_id] = reset_env(env, f"of agent {agent_id}", copy_seed, options)
         self._steps = {agent_id: env.step for agent_id, env in enumerate(self.envs)}
         self.agents = list(self._steps)
@@ -121,36 +137,3 @@ def make_multi_agent(name_or_creator: Any) -> type[IndependentCopies]:
     # A plain function put on a class would turn into a method.
     original = staticmethod(name_or_creator) if callable(name_or_creator) else name_or_creator
     return type(f"Copies[{label}]", (IndependentCopies,), {"original": original})
-
-
-def _contexts(config: Mapping[str, Any] | None) -> list[EnvContext]:
-    settings = dict(config or {})
-    num_agents = settings.pop("num_agents", 1)
-    if not isinstance(num_agents, int) or num_agents < 1:
-        raise ConfigError(
-            f'make_multi_agent: config["num_agents"] is {num_agents!r}, expected an integer of 1 or more; '
-            "set the number of copies"
-        )
-    place = config if isinstance(config, EnvContext) else EnvContext()
-    return [place.copy_with_overrides(env_config=settings) for _ in range(num_agents)]
-
-
-def _seed_of_copy(seed: int, agent_id: int) -> int:
-    """Return `seed` for agent 0, and for the others seeds that differ within and between episodes."""
-    if agent_id == 0:
-        return seed
-    # The finaliser of splitmix64: neighbouring seeds, as sub-environments have, end far apart.
-    bits = (seed + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-    bits ^= bits >> 31
-    # Many simulators take seeds of 31 bits only.
-    return (bits + agent_id) & 0x7FFFFFFF
-
-
-def _check_single_agent(env: Any) -> None:
-    if isinstance(env, MultiAgentEnv | BaseEnv) or not hasattr(env, "action_space"):
-        raise ContractError(
-            f"make_multi_agent: the creator made a {type(env).__name__}, expected a gymnasium.Env "
-            "with one agent; use an environment of many agents directly"
-        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -53,7 +54,7 @@ class AgentGroup:
         self.alive = False
         # Whether the group has ended and was not observed since.
         self._has_ended = False
-        self._last_obs: AgentDict = {}
+        self._appeared: set[AgentId] = set()
         # The members that have ended, with True where the end was a truncation.
         self._ended: dict[AgentId, bool] = {}
         self._individual_rewards: dict[AgentId, float] = {}
@@ -71,9 +72,8 @@ class AgentGroup:
                 "none for it; answer the agents and groups of the last obs"
             )
         if not isinstance(actions, Sequence | np.ndarray) or len(actions) != len(self.members):
-            count = f"{len(actions)} of them" if hasattr(actions, "__len__") else type(actions).__name__
             raise ContractError(
-                f"GroupAgentsWrapper.step: the actions of group {self.group_id!r} are {count}, expected "
+                f"GroupAgentsWrapper.step: the actions of group {self.group_id!r} are {actions!s:.80}, expected "
                 f"{len(self.members)}, one for each of {_listed(self.members)}; return an element of its action space"
             )
         by_member = dict(zip(self.members, actions, strict=True))
@@ -84,7 +84,14 @@ class AgentGroup:
         obs, rewards, terminateds, truncateds, infos = result
         over = bool(terminateds[ALL] or truncateds[ALL])
         seen = [member for member in self.members if member in obs]
-        self._update_members(seen, obs, terminateds, truncateds)
+        self._appeared.update(seen)
+        for member in seen:
+            # A member that is observed again is alive again, unless its flag is set.
+            self._ended.pop(member, None)
+        if len(terminateds) > 1 or len(truncateds) > 1:
+            for member in self.members:
+                if terminateds.get(member) or truncateds.get(member):
+                    self._ended.setdefault(member, not terminateds.get(member))
         self.acting = [] if over else [member for member in seen if member not in self._ended]
         self._check_together()
         self._add_rewards(rewards, out[1])
@@ -100,43 +107,30 @@ class AgentGroup:
         if cut is not None:
             self._end_group(cut, out)
 
-    def _update_members(
-        self, seen: Sequence[AgentId], obs: AgentDict, terminateds: AgentDict, truncateds: AgentDict
-    ) -> None:
-        for member in seen:
-            self._last_obs[member] = own_copy(obs[member])
-            # A member that is observed again is alive again, unless its flag is set.
-            self._ended.pop(member, None)
-        if len(terminateds) > 1 or len(truncateds) > 1:
-            for member in self.members:
-                if terminateds.get(member) or truncateds.get(member):
-                    self._ended.setdefault(member, not terminateds.get(member))
-
     def _check_together(self) -> None:
-        if not self.acting:
-            return
-        idle = [
-            member for member in self._last_obs if member not in self._ended and member not in self.acting
-        ]
-        if idle:
+        idle = self._appeared - self._ended.keys() - {*self.acting}
+        if self.acting and idle:
             raise ContractError(
                 f"GroupAgentsWrapper: group {self.group_id!r} has observations for {_listed(self.acting)} and none for "
-                f"{_listed(idle)}, which still live, expected all living members at the same time; group only agents "
-                "that act at the same time"
+                f"{_listed(sorted(idle, key=repr))}, expected them for all living members at the same time; group "
+                "only agents that act at the same time"
             )
 
     def _add_rewards(self, rewards: AgentDict, out: AgentDict) -> None:
         """Add the sum of the members' rewards to `out`, and record each member's."""
+        where = f"GroupAgentsWrapper.step: in group {self.group_id!r}, the reward of "
         rewards_now = {
-            member: self._number(member, rewards[member]) for member in self.members if member in rewards
+            member: as_reward(rewards[member], f"{where}{member!r}")
+            for member in self.members
+            if member in rewards
         }
         if not rewards_now:
             return
         out[self.group_id] = math.fsum(rewards_now.values())
         # Rewards between the group's end and its return belong to neither episode.
         if self.acting or not self._has_ended:
-            for member, reward in rewards_now.items():
-                for sums in (self._individual_rewards, self._episode_rewards):
+            for sums in (self._individual_rewards, self._episode_rewards):
+                for member, reward in rewards_now.items():
                     sums[member] = sums.get(member, 0.0) + reward
 
     def _read_infos(self, infos: AgentDict) -> None:
@@ -149,7 +143,7 @@ class AgentGroup:
 
     def _add_obs(self, obs: AgentDict, out: StepDicts, cut: bool | None) -> None:
         self.alive, self._has_ended = True, False
-        absent = [place for place, member in enumerate(self.members) if self._is_absent(member, obs, cut)]
+        absent = {place for place, member in enumerate(self.members) if self._is_absent(member, obs, cut)}
         parts = [self._member_obs(place, obs, place in absent) for place in range(len(self.members))]
         out[0][self.group_id] = GroupObs.of(parts, absent) if absent else tuple(parts)
         out[4][self.group_id] = self._info(list(self.acting))
@@ -163,56 +157,35 @@ class AgentGroup:
             info["training_enabled"] = all(self._training_enabled.values())
         return info
 
-    def _add_episode_rewards(self, out: StepDicts) -> None:
-        """Add the members' sums of rewards to the group's last info, also without an observation."""
-        out[4].setdefault(self.group_id, self._info([]))[MEMBER_REWARDS] = self._episode_rewards
-        self._episode_rewards, self._training_enabled = {}, {}
-
     def _end_group(self, truncated: bool, out: StepDicts) -> None:
         out[2][self.group_id], out[3][self.group_id] = not truncated, truncated
         self.alive, self._has_ended = False, True
-        self._add_episode_rewards(out)
+        # Also without an observation.
+        out[4].setdefault(self.group_id, self._info([]))[MEMBER_REWARDS] = self._episode_rewards
+        self._episode_rewards, self._training_enabled = {}, {}
         # A later episode of the group does not inherit truncations.
         self._ended = dict.fromkeys(self._ended, False)
         self._individual_rewards, self._individual_infos = {}, {}
 
     def _is_absent(self, member: AgentId, obs: AgentDict, cut: bool | None) -> bool:
-        """Return whether a member has not appeared or has ended.
-
-        `cut` says whether the group ends here by a truncation, None if it goes on. Members that end together with the
-        group have final observations; but values behind a truncation are of members that have not terminated.
-        """
-        if member not in self._ended:
-            return member not in self._last_obs
-        return cut is None or member not in obs or (cut and not self._ended[member])
+        # `cut` is None while the group goes on. Members that end together with it have final observations; but values
+        # behind a truncation are of members that have not terminated.
+        is_over = member in self._ended and (cut is None or (cut and not self._ended[member]))
+        return member not in obs or is_over
 
     def _member_obs(self, place: int, obs: AgentDict, absent: bool) -> Any:
         """Return a member's observation; masks of members that do not act allow an action, which is ignored."""
         member = self.members[place]
-        shown = self._placeholder_obs(place, obs, absent) if absent or member not in obs else obs[member]
-        return shown if member in self.acting else with_open_mask(shown)
-
-    def _placeholder_obs(self, place: int, obs: AgentDict, absent: bool) -> Any:
-        """Return a new copy of the observation that stands for a missing one."""
-        member = self.members[place]
         if not absent:
-            shown = own_copy(self._last_obs[member])
-        else:
-            where = f"group {self.group_id!r}, member {member!r}"
-            shown = placeholder(self.space.spaces[place], where, self.action_space.spaces[place])
+            return obs[member] if member in self.acting else with_open_mask(obs[member])
+        where = f"group {self.group_id!r}, member {member!r}"
+        shown = placeholder(self.space.spaces[place], where, self.action_space.spaces[place])
         if isinstance(shown, dict) and STATE_KEY in shown:
             # The global state continues after members end.
-            others = [obs[other] for other in self.members if other in obs]
-            states = [other[STATE_KEY] for other in others if isinstance(other, dict) and STATE_KEY in other]
-            return {**shown, STATE_KEY: own_copy(states[0])} if states else shown
+            for other in self.members:
+                if isinstance(obs.get(other), dict) and STATE_KEY in obs[other]:
+                    return {**shown, STATE_KEY: own_copy(obs[other][STATE_KEY])}
         return shown
-
-    def _number(self, member: AgentId, reward: object) -> float:
-        if type(reward) is float and math.isfinite(reward):
-            return reward
-        return as_reward(
-            reward, f"GroupAgentsWrapper.step: the reward of {member!r} in group {self.group_id!r}"
-        )
 
 
 def with_open_mask(obs: object) -> Any:
@@ -270,8 +243,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
 
     - The observation of a group is the tuple of its members' observations, its action a sequence of
       their actions, both in the order in which the group lists them.
-    - All living members act at the same time. A member that has not appeared yet or has ended is absent: it has zeros,
-      or what is nearest to zeros in its space. An `"action_mask"` allows its first Discrete action alone, and an entry
+    - All living members act at the same time. A member that is not observed, or has ended, is absent: it has zeros, or
+      what is nearest to zeros in its space. An `"action_mask"` allows its first Discrete action alone, and an entry
       `"state"` of a Dict, the global state, is the one of the other members. Its actions are ignored: the environment
       gets the actions of `infos[group]["acting"]` only. Members that end together with the group show their final
       observations, except that a member that terminates is absent in the end of a group that is truncated.
@@ -306,8 +279,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
         Args:
             env: The environment; it is stepped through this wrapper only.
             groups: Member ids by group id, which becomes an agent id.
-            obs_space: Tuple space of the groups' observations: one for all groups, or by group id in a
-                dict or Dict space. Missing spaces are built from the members' own spaces.
+            obs_space: Tuple space of the groups' observations: one for all groups, or a dict or Dict space by group
+                id. Missing spaces are built from the members' own spaces.
             act_space: The same for the actions.
 
         Raises:
@@ -382,11 +355,9 @@ class GroupAgentsWrapper(MultiAgentEnv):
         self.env.close()
 
     def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
-        """Return the observation space of a group, or that of an agent in no group."""
         return self._space_of("observation", agent_id)
 
     def get_action_space(self, agent_id: AgentId) -> gym.Space[Any]:
-        """Return the action space of a group, or that of an agent in no group."""
         return self._space_of("action", agent_id)
 
     def _group(self, result: StepDicts) -> StepDicts:
@@ -409,23 +380,21 @@ class GroupAgentsWrapper(MultiAgentEnv):
 
     def _spaces(self, kind: str, given: GroupSpaces, alone: Sequence[AgentId]) -> dict[Any, gym.Space[Any]]:
         spaces: dict[Any, gym.Space[Any]] = {}
-        by_group = _by_group(kind, given, self.groups)
-        for group, members in self.groups.items():
+        by_group = given if isinstance(given, Mapping) else dict.fromkeys(self.groups, given)
+        for group in {**self.groups, **by_group}:
+            members = self.groups.get(group, ())
             space = by_group.get(group)
             if space is None:
                 space = gym.spaces.Tuple([_own_space(self.env, kind, member) for member in members])
             if not isinstance(space, gym.spaces.Tuple) or len(space.spaces) != len(members):
                 raise ConfigError(
                     f"with_agent_groups: the {kind} space of group {group!r} is {space!s:.80}, expected a Tuple of "
-                    f"{len(members)} spaces, one a member; leave it out to take the members' own"
+                    f"{len(members)} spaces, one a member; leave it out to use the members' own"
                 )
             spaces[group] = space
         for agent in alone:
-            try:
+            with suppress(ContractError):  # the environment may declare the space later
                 spaces[agent] = _own_space(self.env, kind, agent)
-            except ContractError:
-                # The environment may declare the space later.
-                continue
         return spaces
 
 
@@ -441,63 +410,32 @@ def _checked_groups(
     groups: Mapping[Any, Sequence[Any]], known: Sequence[AgentId]
 ) -> dict[AgentId, list[AgentId]]:
     if not isinstance(groups, Mapping) or not groups:
-        name = type(groups).__name__
-        got = f"an environment ({name})" if isinstance(groups, MultiAgentEnv) else f"{name} {groups!s:.40}"
         raise ConfigError(
-            f"with_agent_groups: the groups are {got}, expected a dict that is not empty; write "
-            'env.with_agent_groups({"group": ["agent_1", "agent_2"]}), the environment is what the dot follows'
+            f"with_agent_groups: the groups are {type(groups).__name__} {groups!s:.40}, expected a dict that is not "
+            'empty; write env.with_agent_groups({"group": ["agent_1", "agent_2"]})'
         )
-    found: dict[AgentId, AgentId] = {}
-    for group, members in groups.items():
-        _check_group(group, members, known)
-        for member in members:
-            if member in found:
-                raise ConfigError(
-                    f"with_agent_groups: agent {member!r} is in group {found[member]!r} and again in {group!r}, "
-                    "expected each agent in one group at most, once; take it out of one"
-                )
-            found[member] = group
-    return {group: list(members) for group, members in groups.items()}
-
-
-def _check_group(group: AgentId, members: object, known: Sequence[AgentId]) -> None:
     shown = ", ".join(map(repr, known[:16]))
-    if group in known or group in (ALL, COMMON):
-        raise ConfigError(
-            f"with_agent_groups: {group!r} is the id of a group and of an agent, expected ids that are not among "
-            f"{shown}, {ALL!r} and {COMMON!r}; rename the group"
-        )
-    if isinstance(members, str) or not isinstance(members, Sequence) or not members:
-        raise ConfigError(
-            f"with_agent_groups: the members of group {group!r} are {members!r:.80}, expected a list of at least one "
-            "agent id; list them in the order of their actions"
-        )
-    # An environment without possible_agents may know all of them.
-    unknown = [member for member in members if known and member not in known]
-    if unknown:
-        raise ConfigError(
-            f"with_agent_groups: group {group!r} has members {unknown[:8]!r}, expected some of {shown}; correct the "
-            "ids, or add them to possible_agents"
-        )
-
-
-def _by_group(
-    kind: str, given: GroupSpaces, groups: Mapping[Any, Sequence[Any]]
-) -> Mapping[Any, gym.Space[Any]]:
-    if given is None:
-        return {}
-    if isinstance(given, gym.spaces.Dict):
-        given = given.spaces
-    if isinstance(given, gym.Space):
-        return dict.fromkeys(groups, given)
-    if isinstance(given, Mapping) and all(
-        group in groups and isinstance(one, gym.Space | None) for group, one in given.items()
-    ):
-        return given
-    raise ConfigError(
-        f"with_agent_groups: {kind} spaces are given as {given!s:.80}, expected a gymnasium Space, or a dict of them "
-        f"by group, of {list(groups)[:8]!r}; leave them out for the members' own"
-    )
+    grouped: set[AgentId] = set()
+    for group, members in groups.items():
+        if group in known or group in (ALL, COMMON):
+            raise ConfigError(
+                f"with_agent_groups: {group!r} is the id of a group and of an agent, expected ids that are not among "
+                f"{shown}, {ALL!r} and {COMMON!r}; rename the group"
+            )
+        if isinstance(members, str) or not isinstance(members, Sequence) or not members:
+            raise ConfigError(
+                f"with_agent_groups: the members of group {group!r} are {members!r:.80}, expected a list of at least "
+                "one agent id; list them in the order of their actions"
+            )
+        for member in members:
+            # An environment without possible_agents may know all of them.
+            if member in grouped or (known and member not in known):
+                raise ConfigError(
+                    f"with_agent_groups: member {member!r} of group {group!r} is unknown or listed twice, expected "
+                    f"each of {shown} in one group at most, once; correct the ids, or add them to possible_agents"
+                )
+            grouped.add(member)
+    return {group: list(members) for group, members in groups.items()}
 
 
 def _is_well_formed(result: object) -> bool:

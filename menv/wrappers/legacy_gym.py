@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -107,9 +106,7 @@ class LegacyGym(gym.Env[Any, Any]):
         """Start a new episode and return `(obs, info)`; `options` reach a `reset` that takes them."""
         result = _reset(self.env, seed, options)
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        if is_pair and not _is_pair_with_dict(self.observation_space, result[1]):
-            return result[0], result[1]
-        return result, {}
+        return result if is_pair else (result, {})
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Take one step and return `(obs, reward, terminated, truncated, info)`.
@@ -123,17 +120,10 @@ class LegacyGym(gym.Env[Any, Any]):
             return present
         obs, reward, done, info = result
         truncated, whose = _is_truncated(info), f"{type(self.env).__name__}.step: done"
-        if has_order(done) and isinstance(self.action_space, gym.spaces.Tuple):
-            each = [as_flag(one, whose) for one in done]
-            return (
-                obs,
-                reward,
-                [one and not truncated for one in each],
-                [one and truncated for one in each],
-                info,
-            )
-        over = as_flag(done, whose)
-        return obs, reward, over and not truncated, over and truncated, info
+        several = has_order(done) and isinstance(self.action_space, gym.spaces.Tuple)
+        dones = [as_flag(one, whose) for one in (done if several else [done])]
+        flags = [one and not truncated for one in dones], [one and truncated for one in dones]
+        return (obs, reward, *(flags if several else (flags[0][0], flags[1][0])), info)
 
     def render(self) -> Any:
         """Return what the environment renders."""
@@ -160,7 +150,7 @@ class LegacyMultiAgent(MultiAgentEnv):
         for name in ("observation_space", "action_space"):
             by_agent = getattr(env, f"{name}s", None)
             if callable(by_agent):
-                setattr(self, f"{name}s", partial(_converted_space, by_agent, f"{name}s"))
+                setattr(self, f"{name}s", _converted(by_agent))
                 continue
             if getattr(env, name, None) is not None:
                 setattr(self, name, _space(env, name))
@@ -197,8 +187,8 @@ class LegacyMultiAgent(MultiAgentEnv):
                 f"{type(self.env).__name__}.step: dones are {type(dones).__name__} and infos {type(infos).__name__}, "
                 "expected dicts keyed by agent id; use LegacyGym(env, multi_agent=False) if there is one agent only"
             )
-        name = type(self.env).__name__
-        dones = {agent: as_flag(done, f"{name}.step: dones[{agent!r}]") for agent, done in dones.items()}
+        whose = f"{type(self.env).__name__}.step: dones"
+        dones = {agent: as_flag(done, f"{whose}[{agent!r}]") for agent, done in dones.items()}
         if infos and not infos.keys() & {*obs, *dones, *self.agents, COMMON}:
             infos = {COMMON: infos}
         truncated = {agent: _is_truncated(infos.get(agent)) for agent in {*dones, *infos} - {ALL}}
@@ -216,26 +206,16 @@ class LegacyMultiAgent(MultiAgentEnv):
         close_env(self.env)
 
 
-def _converted_space(method: Callable[[Any], Any], name: str, agent: object) -> gym.Space[Any]:
-    return to_gymnasium(method(agent), f"{name}({agent!r})")
-
-
-def _is_pair_with_dict(space: gym.Space[Any], last: Mapping[Any, Any]) -> bool:
-    """Return whether the observation itself is a pair of a value and a dict with the keys of `last`."""
-    parts = space.spaces if isinstance(space, gym.spaces.Tuple) else ()
-    return len(parts) == 2 and isinstance(parts[1], gym.spaces.Dict) and parts[1].spaces.keys() == last.keys()
-
-
 def _check_steps(env: object) -> None:
-    if (
-        isinstance(env, type)
-        or not callable(getattr(env, "reset", None))
-        or not callable(getattr(env, "step", None))
-    ):
-        got = f"the class {env.__name__}" if isinstance(env, type) else f"a {type(env).__name__}"
+    is_env = callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))
+    if isinstance(env, type) or not is_env:
         raise ConfigError(
-            f"LegacyGym: got {got}, expected an environment with reset and step; write LegacyGym(YourEnv(...))"
+            f"LegacyGym: got {env!s:.80}, expected an environment with reset and step; write LegacyGym(YourEnv(...))"
         )
+
+
+def _converted(spaces_of: Callable[[Any], Any]) -> Callable[[Any], gym.Space[Any]]:
+    return lambda agent: to_gymnasium(spaces_of(agent), f"space of agent {agent!r}")
 
 
 def _has_many_agents(env: object) -> bool:
@@ -256,12 +236,9 @@ def _space(env: object, name: str) -> gym.Space[Any]:
 
 
 def _metadata(env: object) -> dict[str, Any]:
-    old: Mapping[str, Any] = getattr(env, "metadata", None) or {}
-    modes = old.get("render_modes", old.get("render.modes", []))
-    return {
-        **{key: value for key, value in old.items() if key != "render.modes"},
-        "render_modes": list(modes),
-    }
+    old: dict[str, Any] = dict(getattr(env, "metadata", None) or {})
+    modes = old.pop("render.modes", [])
+    return {**old, "render_modes": list(old.get("render_modes", modes))}
 
 
 def _reset(env: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
@@ -269,25 +246,19 @@ def _reset(env: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
     if not given:
         return env.reset()
     # Old wrappers take any keyword and pass it to an environment that may take none.
-    accepted = [_keywords(env.reset), _keywords(getattr(env, "unwrapped", env).reset)]
-    taken = {
-        name: value
-        for name, value in given.items()
-        if all(keywords is None or name in keywords for keywords in accepted)
-    }
+    resets = (env.reset, getattr(env, "unwrapped", env).reset)
+    taken = {name: value for name, value in given.items() if all(_takes(reset, name) for reset in resets)}
     if seed is not None and "seed" not in taken and hasattr(env, "seed"):
         env.seed(seed)
     return env.reset(**taken)
 
 
-def _keywords(reset: Any) -> set[str] | None:
-    """Return the keywords that a `reset` takes, None if it takes any."""
+def _takes(reset: Any, keyword: str) -> bool:
     try:
         parameters = inspect.signature(reset).parameters
     except (TypeError, ValueError):  # some built-in callables do not tell
-        return set()
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return None if takes_any else set(parameters)
+        return False
+    return keyword in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def _checked_step(env: object, result: object, four: str) -> Any:

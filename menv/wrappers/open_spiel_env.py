@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal, get_args
 
 import gymnasium as gym
@@ -72,7 +72,7 @@ class OpenSpielEnv(MultiAgentEnv):
         self.state: Any = None
         # Games with terminal rewards need no call before the end.
         self._rewards_at_end = kind.reward_model == kind.RewardModel.TERMINAL
-        self._samples_itself = kind.chance_mode == kind.ChanceMode.SAMPLED_STOCHASTIC
+        self._samples_itself = _SEED in kind.parameter_specification
         self._returns = self._no_returns = np.zeros(len(self.possible_agents))
         # The players that act next, and the legal actions of each.
         self._legal: dict[int, list[int]] = {}
@@ -180,7 +180,7 @@ class OpenSpielEnv(MultiAgentEnv):
         return f"player_{player}"
 
 
-def _load(game: object) -> Any:
+def _load(game: Any) -> Any:
     try:
         import pyspiel
     except ImportError as error:
@@ -189,59 +189,34 @@ def _load(game: object) -> Any:
         ) from error
     if isinstance(game, pyspiel.Game):
         return game
-    if not isinstance(game, str):
-        raise ConfigError(
-            f"OpenSpielEnv: game is a {type(game).__name__}, expected a name such as 'leduc_poker(players=3)' or a "
-            "pyspiel.Game; pass one"
-        )
     try:
         return pyspiel.load_game(game)
-    except (pyspiel.SpielError, IndexError) as error:
+    except (pyspiel.SpielError, IndexError, TypeError) as error:
         said = str(error).partition(" Available games are")[0].replace("\n", ", ")
         raise ConfigError(
             f"OpenSpielEnv: OpenSpiel cannot load {game!r:.200} ({said:.300}), expected a game with its parameters, "
-            "such as 'leduc_poker(players=3)'; pyspiel.registered_names() lists the games"
+            "such as 'leduc_poker(players=3)', or a pyspiel.Game; pyspiel.registered_names() lists the games"
         ) from error
 
 
 def _tensor(game: Any, kind: Any, asked: Tensor | None) -> tuple[Tensor, tuple[int, ...]]:
-    choices: tuple[Tensor, ...] = get_args(Tensor)
-    shapes = {name: shape for name in choices if (shape := _shape(game, kind, name))}
+    shapes: dict[Tensor, tuple[int, ...]] = {}
+    for name in get_args(Tensor):
+        if getattr(kind, f"provides_{name}_tensor"):
+            with suppress(RuntimeError):  # some games declare a tensor and have none
+                shapes[name] = tuple(getattr(game, f"{name}_tensor_shape")())
     if asked is None and shapes:
         hidden = kind.information == kind.Information.IMPERFECT_INFORMATION
         asked = list(shapes)[-1 if hidden else 0]
     if asked not in shapes:
         raise ConfigError(
             f"OpenSpielEnv: {kind.short_name} has the tensors {list(shapes)}, expected "
-            f"{asked or ' or '.join(choices)}; choose another tensor or game"
+            f"{asked or ' or '.join(get_args(Tensor))}; choose another tensor or game"
         )
     return asked, shapes[asked]
-
-
-def _shape(game: object, kind: object, name: Tensor) -> tuple[int, ...] | None:
-    """Return the shape of a tensor, None if the game has none, whatever it declares."""
-    try:
-        return (
-            tuple(getattr(game, f"{name}_tensor_shape")())
-            if getattr(kind, f"provides_{name}_tensor")
-            else None
-        )
-    except RuntimeError:
-        return None
 
 
 def _seeded(game: Any, seed: int) -> Any:
     import pyspiel
 
-    kinds = {kind.short_name: kind for kind in pyspiel.registered_games()}
-
-    def with_seed(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        # A game may wrap another one, such as misere(game=negotiation()).
-        parameters = {
-            key: with_seed(value["name"], value) if isinstance(value, Mapping) and "name" in value else value
-            for key, value in given.items()
-        }
-        return {**parameters, _SEED: seed} if _SEED in kinds[name].parameter_specification else parameters
-
-    name = game.get_type().short_name
-    return pyspiel.load_game(name, with_seed(name, game.get_parameters()))
+    return pyspiel.load_game(game.get_type().short_name, {**game.get_parameters(), _SEED: seed})

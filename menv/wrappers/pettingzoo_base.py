@@ -29,51 +29,30 @@ _MAKERS = {"AEC": "env", "parallel": "parallel_env"}
 
 def check_kind(env: object, wrapper: str, wanted: str) -> None:
     """Raise unless `env` is a PettingZoo environment of the `wanted` kind, "AEC" or "parallel"."""
-    if isinstance(env, ModuleType):
-        raise ConfigError(
-            f"{wrapper}: got the module {env.__name__}, expected an environment; "
-            f"pass {env.__name__.rpartition('.')[2]}.{_MAKERS[wanted]}()"
-        )
-    if isinstance(env, type) or (callable(env) and not hasattr(env, "step")):
-        name = getattr(env, "__qualname__", type(env).__name__)
-        raise ConfigError(
-            f"{wrapper}: got {name} itself, expected the environment that it makes; pass {name}()"
-        )
-    if isinstance(env, MultiAgentEnv | gym.Env):
-        kind = "MultiAgentEnv" if isinstance(env, MultiAgentEnv) else "gymnasium.Env"
-        raise ConfigError(
-            f"{wrapper}: {type(env).__name__} is a {kind}, expected a PettingZoo environment; use it without a wrapper"
-        )
-    kind = kind_of(env)
+    is_other = isinstance(env, ModuleType | type | MultiAgentEnv | gym.Env)
+    kind = "" if is_other else kind_of(env)
     if kind == wanted:
         return
-    if kind:
-        # The other wrapper would ask agents that cannot act.
-        turns = any(one.__name__ == _AEC_TO_PARALLEL for one in type(env).__mro__)
-        raise ConfigError(
-            f"{wrapper}: {type(env).__name__} has PettingZoo's {kind} interface, expected the {wanted} one; "
-            + (
-                "pass the game as it was before turn_based_aec_to_parallel"
-                if turns
-                else f"use {_WRAPPERS[kind]}"
-            )
-        )
-    if importlib.util.find_spec("pettingzoo") is None:
+    if not is_other and not kind and importlib.util.find_spec("pettingzoo") is None:
         raise MissingExtraError(
             f"{wrapper}: got {type(env).__name__} and PettingZoo is not installed, expected one of its environments; "
             'run pip install "menv-rl[pettingzoo]"'
         )
+    got = getattr(env, "__name__", type(env).__name__)
+    todo = f"pass what {_MAKERS[wanted]}() of a PettingZoo module returns, and other environments without a wrapper"
+    if kind:
+        # The other wrapper would ask agents that cannot act.
+        is_converted = any(one.__name__ == _AEC_TO_PARALLEL for one in type(env).__mro__)
+        todo = f"use {_WRAPPERS[kind]}"
+        if is_converted:
+            todo = "pass the game as it was before turn_based_aec_to_parallel"
     raise ConfigError(
-        f"{wrapper}: {type(env).__name__} is no PettingZoo environment, expected one with the {wanted} interface; "
-        "pass what a PettingZoo module's env() or parallel_env() returns"
+        f"{wrapper}: {got} has {f'the {kind}' if kind else 'no'} interface of PettingZoo, expected the {wanted} one; "
+        f"{todo}"
     )
 
 
 _METHODS = ("reset", "step", "last", "observe", "render", "close")
-
-
-def _is_hidden(env: object, name: str) -> bool:
-    return callable(getattr(type(env), name, None)) and not callable(vars(env)[name])
 
 
 def kind_of(env: object) -> str:
@@ -82,14 +61,14 @@ def kind_of(env: object) -> str:
     Raises:
         ContractError: An attribute hides one of PettingZoo's methods, such as `last`.
     """
-    hidden = [name for name in _METHODS if name in getattr(env, "__dict__", ()) and _is_hidden(env, name)]
-    if hidden:
-        got = type(vars(env)[hidden[0]]).__name__
-        raise ContractError(
-            f"{type(env).__name__}: its attribute `{hidden[0]}` is a {got} and hides PettingZoo's method of this name, "
-            "expected a method; rename the attribute",
-            "ME007",
-        )
+    own = getattr(env, "__dict__", {})
+    for name in _METHODS:
+        if name in own and callable(getattr(type(env), name, None)) and not callable(own[name]):
+            raise ContractError(
+                f"{type(env).__name__}: its attribute `{name}` is a {type(own[name]).__name__} and hides PettingZoo's "
+                "method of this name, expected a method; rename the attribute",
+                "ME007",
+            )
     if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
         return ""
     if callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None)):
@@ -101,6 +80,19 @@ def kind_of(env: object) -> str:
 
 MASK = "action_mask"
 OBSERVATION = "observation"
+
+
+def _dict_space(name: str) -> Any:
+
+    def get(self: Any) -> Any:
+        spaces: list[tuple[Any, gym.Space[Any]]] = list(getattr(self, f"{name}s").items())
+        return vars(self).get(name) or (gym.spaces.Dict(spaces) if spaces else None)
+
+    def set_value(self: Any, value: Any) -> None:
+        vars(self)[name] = value
+
+    doc = "A Dict space of the spaces by agent, or the value it was set to; None while no agent is known."
+    return property(get, set_value, doc=doc)
 
 
 class PettingZooBase(MultiAgentEnv):
@@ -134,23 +126,8 @@ class PettingZooBase(MultiAgentEnv):
         """Action spaces of the same agents."""
         return {agent: self.get_action_space(agent) for agent in self.possible_agents or self.agents}
 
-    @property
-    def observation_space(self) -> Any:
-        """A Dict space of the observation spaces by agent, or the value it was set to; None while no agent is known."""
-        return vars(self).get("observation_space") or _one_space(self.observation_spaces)
-
-    @observation_space.setter
-    def observation_space(self, value: Any) -> None:
-        vars(self)["observation_space"] = value
-
-    @property
-    def action_space(self) -> Any:
-        """A Dict space of the action spaces by agent, or the value it was set to; None while no agent is known."""
-        return vars(self).get("action_space") or _one_space(self.action_spaces)
-
-    @action_space.setter
-    def action_space(self, value: Any) -> None:
-        vars(self)["action_space"] = value
+    observation_space = _dict_space("observation_space")
+    action_space = _dict_space("action_space")
 
     def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
         """Return the observation space of one agent.
@@ -200,24 +177,21 @@ class PettingZooBase(MultiAgentEnv):
         try:
             return self.env.reset(**given)
         except TypeError as error:
-            if "keyword argument" in message_of(error) and any(
-                repr(name) in message_of(error) for name in given
-            ):
-                raise ContractError(
-                    f"{type(self).__name__}.reset: {error}, expected reset(self, seed=None, options=None); declare "
-                    f"both in {self._game}"
-                ) from error
-            raise
+            if "keyword argument" not in message_of(error):
+                raise
+            raise ContractError(
+                f"{type(self).__name__}.reset: {error}, expected reset(self, seed=None, options=None); declare both in "
+                f"{self._game}"
+            ) from error
 
     def _check_infos(self, method: str, infos: object) -> None:
         each = infos.values() if isinstance(infos, Mapping) else [infos]
-        odd = [info for info in each if not isinstance(info, Mapping)]
-        if odd:
-            where = "infos that hold a" if isinstance(infos, Mapping) else "infos that are a"
-            raise ContractError(
-                f"{type(self).__name__}.{method}: {self._game} returned {where} {type(odd[0]).__name__}, expected "
-                "{agent: dict}; return {} where there is no info"
-            )
+        for info in each:
+            if not isinstance(info, Mapping):
+                raise ContractError(
+                    f"{type(self).__name__}.{method}: {self._game} returned infos that are or hold "
+                    f"{type(info).__name__}, expected dicts by agent; return an empty dict where there is no info"
+                )
 
     def _find_masks(self, infos: Iterable[Any]) -> None:
         """Decide at the first reset whether the game has its masks in `infos`."""
@@ -293,11 +267,6 @@ def game_name(env: object) -> str:
     return str(named or type(env).__name__)
 
 
-def _one_space(by_agent: Mapping[AgentId, gym.Space[Any]]) -> gym.spaces.Dict | None:
-    spaces: list[tuple[Any, gym.Space[Any]]] = list(by_agent.items())
-    return gym.spaces.Dict(spaces) if spaces else None
-
-
 def check_answers(where: str, asked: Iterable[AgentId], answers: AgentDict) -> None:
     """Raise if the answered agents are not exactly those asked."""
     asked = list(asked)
@@ -314,58 +283,40 @@ def _listed(agents: list[Any]) -> str:
     return ", ".join(map(repr, agents[:8])) or "none before the game is reset"
 
 
-_STATE_ATTRIBUTES = (
-    "agents", "agent_selection", "terminations", "truncations", "infos", "rewards", "_cumulative_rewards"
-)  # fmt: skip
 _WRAPPER_PACKAGE = "pettingzoo.utils.wrappers"
-_ORDER_CHECKS = ("order_enforcing", "OrderEnforcingWrapper")
+_ORDER_CHECKS = f"{_WRAPPER_PACKAGE}.order_enforcing.OrderEnforcingWrapper"
 _TRANSPARENT = {
     _ORDER_CHECKS,
-    ("assert_out_of_bounds", "AssertOutOfBoundsWrapper"),
-    ("clip_out_of_bounds", "ClipOutOfBoundsWrapper"),
-    ("terminate_illegal", "TerminateIllegalWrapper"),
+    f"{_WRAPPER_PACKAGE}.assert_out_of_bounds.AssertOutOfBoundsWrapper",
+    f"{_WRAPPER_PACKAGE}.clip_out_of_bounds.ClipOutOfBoundsWrapper",
+    f"{_WRAPPER_PACKAGE}.terminate_illegal.TerminateIllegalWrapper",
 }
 """PettingZoo's wrappers that pass the state through unchanged and keep nothing across steps."""
 
 
-def state_owner(env: object) -> Any:
+def state_owner(env: Any) -> Any:
     """Return the object with the state of the turn, or None if only `env.last` may be used.
 
     PettingZoo's own wrappers pass the state through. Other wrappers, and custom `last` methods, may change it.
     """
-    game = env
-    while _is_transparent(game):
-        game = vars(game)["env"]
-    return game if _is_defined_by_pettingzoo(type(game), "last") else None
+    while _name(env) in _TRANSPARENT:
+        env = env.env
+    last = getattr(type(env), "last", None)
+    return env if str(getattr(last, "__module__", "")).startswith("pettingzoo.") else None
 
 
-def without_order_checks(env: object) -> Any:
+def without_order_checks(env: Any) -> Any:
     """Return the environment inside PettingZoo's check of the order of calls, which `PettingZooEnv` makes itself."""
-    return vars(env)["env"] if _is_transparent(env) and _name(type(env)) == _ORDER_CHECKS else env
-
-
-def observer(env: Any) -> Callable[[Any], Any]:
-    """Return `env.observe` without the wrappers that only pass the call on."""
-    game = env
-    while _is_transparent(game) and (
-        _name(type(game)) == _ORDER_CHECKS or _is_inherited(type(game), "observe")
-    ):
-        game = vars(game)["env"]
-    observe: Callable[[Any], Any] = game.observe
-    return observe
+    return env.env if _name(env) == _ORDER_CHECKS else env
 
 
 def parallel_stepper(env: Any) -> Callable[[Any], Any]:
     """Return `env.step` of a parallel game; for a converted AEC game, without its order checks."""
-    kind = type(env)
     step: Callable[[Any], Any] = env.step
-    if (kind.__module__, kind.__name__) != ("pettingzoo.utils.conversions", "aec_to_parallel_wrapper"):
-        return step
-    inner = without_order_checks(env.aec_env)
-    if inner is env.aec_env or "step" in vars(env):
+    if _name(env) != "pettingzoo.utils.conversions.aec_to_parallel_wrapper":
         return step
     unchecked = copy.copy(env)
-    unchecked.aec_env = inner
+    unchecked.aec_env = without_order_checks(env.aec_env)
     return partial(_step_unchecked, env, unchecked)
 
 
@@ -376,25 +327,5 @@ def _step_unchecked(env: Any, unchecked: Any, actions: Any) -> Any:
     return result
 
 
-def _is_transparent(env: object) -> bool:
-    """Return whether `env` is a PettingZoo wrapper without state or methods that matter here."""
-    if _name(type(env)) not in _TRANSPARENT or "env" not in vars(env):
-        return False
-    # A method may have been patched on the object itself.
-    own = vars(env).keys() & {*_STATE_ATTRIBUTES, "step", "observe", "last"}
-    return not own and not any(hasattr(type(env), name) for name in _STATE_ATTRIBUTES)
-
-
-def _is_inherited(kind: type, method: str) -> bool:
-    """Return whether a wrapper inherits the method from PettingZoo's base class of wrappers."""
-    return bool(getattr(kind, method).__module__ == f"{_WRAPPER_PACKAGE}.base")
-
-
-def _name(kind: type) -> tuple[str, str] | None:
-    package, _, module = kind.__module__.rpartition(".")
-    return (module, kind.__name__) if package == _WRAPPER_PACKAGE else None
-
-
-def _is_defined_by_pettingzoo(kind: type, method: str) -> bool:
-    written = getattr(kind, method, None)
-    return str(getattr(written, "__module__", "")).partition(".")[0] == "pettingzoo"
+def _name(env: object) -> str:
+    return f"{type(env).__module__}.{type(env).__name__}"

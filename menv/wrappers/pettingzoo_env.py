@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from menv.base_env import ALL, AgentId
-from menv.env_calls import how_many, returned
+from menv.env_calls import returned
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
 from menv.wrappers.pettingzoo_base import (
     MASK,
     PettingZooBase,
-    observer,
     parallel_stepper,
     state_owner,
     without_order_checks,
@@ -62,7 +61,7 @@ class PettingZooEnv(PettingZooBase):
         super().__init__(env, action_mask_from_infos)
         self._state = state_owner(env)
         self._step = without_order_checks(env).step
-        self._observe = observer(env)
+        self._observe = without_order_checks(env).observe
         # The wrappers around the state check nothing in the step of a dead agent.
         self._dead_step = self._step if self._state is None else self._state.step
         # The agent that acts next; None before the first reset and after the end.
@@ -118,25 +117,9 @@ class PettingZooEnv(PettingZooBase):
         agent = self._selected
         if agent is None or len(action_dict) != 1 or agent not in action_dict:
             self._check_answers([] if agent is None else [agent], action_dict)
-            return self._advance()
-        self._step(action_dict[agent])
-        state = self._state
-        if state is None or state.agents != self._known_agents:
-            return self._advance()
-        try:
-            agent = state.agent_selection
-            if state.terminations[agent] or state.truncations[agent]:
-                return self._advance()
-            reward, info = state._cumulative_rewards[agent], state.infos[agent]
-        except (KeyError, AttributeError):
-            return self._advance()
-        if self._ended:
-            self._ended.discard(agent)
-        self._selected = agent
-        obs = self._observe(agent)
-        if self._uses_masks or MASK in info:
-            obs = self._masked_obs(agent, obs, info)
-        return {agent: obs}, {agent: reward}, {ALL: False}, {ALL: False}, {agent: dict(info)}
+        if agent is not None:
+            self._step(action_dict[agent])
+        return self._advance()
 
     def _advance(self) -> StepDicts:
         """Take the dead agents' turns until a living agent is selected, and return the five dicts."""
@@ -202,6 +185,8 @@ class PettingZooEnv(PettingZooBase):
     def _end_dropped_agents(self, out: StepDicts) -> None:
         """End the agents that the game has dropped without a dead turn."""
         game = self._state or self.env
+        if game.agents == self._known_agents:
+            return
         agents = list(game.agents)
         for agent in self._known_agents:
             if agent in agents or agent in self._ended:
@@ -225,6 +210,7 @@ def _is_dead(game: Any, agent: AgentId) -> bool:
 
 
 _PARTS = ("obs", "rewards", "terminations", "truncations", "infos")
+_FIX = "return them keyed by agent, as PettingZoo 1.24 and later do"
 
 
 class ParallelPettingZooEnv(PettingZooBase):
@@ -297,14 +283,18 @@ class ParallelPettingZooEnv(PettingZooBase):
             self._check_answers(self._acting, action_dict)
         if not self.agents:
             return self._end_episode(({}, {}, {}, {}, {}))
-        result = self._step(dict(action_dict))
+        where, expected = f"ParallelPettingZooEnv.step: {self._game}", f"five dicts ({', '.join(_PARTS)})"
+        result = returned(self._step(dict(action_dict)), 5, where, expected, _FIX)
+        obs, rewards, terminations, truncations, infos = result
         try:
-            obs, rewards, terminations, truncations, infos = result
             died = any(terminations.values()) or any(truncations.values())
             if None in infos.values():
                 self._check_infos("step", infos)
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ContractError(self._invalid_result_text(result)) from error
+        except AttributeError as error:
+            kinds = ", ".join(
+                f"{name} is {type(part).__name__}" for name, part in zip(_PARTS, result, strict=True)
+            )
+            raise ContractError(f"{where}: {kinds}, expected {expected}; {_FIX}") from error
         if died or obs.keys() != self._acting.keys() or len(self.env.agents) != len(self.agents):
             return self._step_with_changes(obs, rewards, terminations, truncations, infos)
         return (
@@ -356,17 +346,6 @@ class ParallelPettingZooEnv(PettingZooBase):
                 agent: self._masked_obs(agent, value, infos.get(agent) or {}) for agent, value in obs.items()
             }
         return obs
-
-    def _invalid_result_text(self, result: object) -> str:
-        if not isinstance(result, tuple) or len(result) != 5:
-            got = f"returned {how_many(result)}"
-        else:
-            kinds = [f"{name} is {type(part).__name__}" for name, part in zip(_PARTS, result, strict=True)]
-            got = "returned " + ", ".join(kinds)
-        return (
-            f"ParallelPettingZooEnv.step: {self._game} {got}, expected five dicts ({', '.join(_PARTS)}); return them "
-            "keyed by agent, as PettingZoo 1.24 and later do"
-        )
 
 
 def _infos_of(obs: AgentDict, infos: Mapping[Any, Any]) -> AgentDict:

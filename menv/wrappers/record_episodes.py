@@ -28,7 +28,27 @@ _Wrapper: Any = object
 class _Recording(_Wrapper):  # type: ignore[misc]
     """Renders and writes the selected episodes of the wrapper that comes after it."""
 
-    def _record(self, env: Any, folder: str | PathLike[str], every: int, most_pictures: int) -> None:
+    def __init__(
+        self, env: Any, folder: str | PathLike[str], *, every: int = 1, most_pictures: int = 1000
+    ) -> None:
+        """Wrap `env`.
+
+        Args:
+            env: The environment.
+            folder: Folder of the files, created with the first one.
+            every: Record the first episode and every `every`-th one after it.
+            most_pictures: Maximum number of pictures of an episode, which are in memory until it ends; later ones
+                are left out.
+
+        Raises:
+            ConfigError: An argument is not usable.
+        """
+        if not isinstance(env, gym.Env | MultiAgentEnv):
+            raise ConfigError(
+                f"RecordEpisodes: env is a {type(env).__name__}, expected a gymnasium.Env or a MultiAgentEnv; wrap "
+                "each environment separately, one of PettingZoo in PettingZooEnv or ParallelPettingZooEnv first"
+            )
+        super().__init__(env)
         for name, value in (("every", every), ("most_pictures", most_pictures)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(
@@ -140,38 +160,9 @@ class RecordEpisodes(_Recording, gym.Wrapper[Any, Any, Any, Any]):
             return RecordedMultiAgent(env, *args, **kwargs)
         return super().__new__(cls)
 
-    def __init__(
-        self, env: Any, folder: str | PathLike[str], *, every: int = 1, most_pictures: int = 1000
-    ) -> None:
-        """Wrap `env`.
-
-        Args:
-            env: The environment.
-            folder: Folder of the files, created with the first one.
-            every: Record the first episode and every `every`-th one after it.
-            most_pictures: Maximum number of pictures of an episode, which are in memory until it ends; later ones
-                are left out.
-
-        Raises:
-            ConfigError: An argument is not usable.
-        """
-        if not isinstance(env, gym.Env):
-            raise ConfigError(
-                f"RecordEpisodes: env is a {type(env).__name__}, expected a gymnasium.Env or a MultiAgentEnv; wrap "
-                "each environment separately, one of PettingZoo in PettingZooEnv or ParallelPettingZooEnv first"
-            )
-        super().__init__(env)
-        self._record(env, folder, every, most_pictures)
-
 
 class RecordedMultiAgent(_Recording, MultiAgentWrapper):
     """A `MultiAgentEnv` whose episodes are recorded; `RecordEpisodes` creates it."""
-
-    def __init__(
-        self, env: MultiAgentEnv, folder: str | PathLike[str], *, every: int = 1, most_pictures: int = 1000
-    ) -> None:
-        super().__init__(env)
-        self._record(env, folder, every, most_pictures)
 
 
 def quantized(picture: npt.NDArray[np.uint8], where: str) -> Any:

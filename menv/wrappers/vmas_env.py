@@ -6,7 +6,7 @@ Its tensors become the columns of a `Ready`: a step creates no Python object for
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -108,9 +108,7 @@ class VmasEnv(BaseEnv):
         """Return a picture of one world, the first by default."""
         return self.env.render(mode="rgb_array", env_index=env_id or 0)
 
-    def _set_step(
-        self, obs: object, rewards: object, terminated: object, truncated: object, infos: object
-    ) -> None:
+    def _set_step(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> None:
         self.infos = infos
         self._env_steps = self._env_steps + 1
         columns, rewards = _columns(obs), np.concatenate(list(map(_array, _listed(rewards))))
@@ -123,9 +121,9 @@ class VmasEnv(BaseEnv):
         flags = [(world, bool(over[world]), not over[world]) for world in done.tolist()]
         ended = [
             End(slot, world, agent, float(rewards[slot]), terminated, truncated, column[world].copy(), {})
-            for first, agent, column in self._by_first_row(columns)
+            for place, (agent, column) in enumerate(zip(self.possible_agents, columns, strict=True))
             for world, terminated, truncated in flags
-            for slot in [first + world]
+            for slot in [place * self.num_envs + world]
         ]
         episodes = [EpisodeEnd(*flag, int(lengths[flag[0]]), flag[0]) for flag in flags]
         self._began[done] = self._env_steps[done]
@@ -154,17 +152,12 @@ class VmasEnv(BaseEnv):
         obs = np.concatenate(columns) if same_shape else Columns(columns)
         return Ready(self._slots, obs, rewards, self._env_steps, joined, *ends)
 
-    def _joined(self, worlds: Iterable[int]) -> list[Join]:
-        worlds = list(worlds)
+    def _joined(self, worlds: Sequence[int]) -> list[Join]:
         return [
-            Join(first + world, world, agent, world)
-            for first, agent, _ in self._by_first_row(self.possible_agents)
+            Join(place * self.num_envs + world, world, agent, world)
+            for place, agent in enumerate(self.possible_agents)
             for world in worlds
         ]
-
-    def _by_first_row(self, values: Sequence[Any]) -> list[tuple[int, AgentId, Any]]:
-        firsts = range(0, len(self._slots), self.num_envs)
-        return list(zip(firsts, self.possible_agents, values, strict=True))
 
     def _by_agent(self, name: str, of_one: Any) -> gym.spaces.Dict:
         spaces = getattr(self.env, name).spaces
@@ -185,13 +178,10 @@ class VmasEnv(BaseEnv):
 
 def _make(env: object, settings: Mapping[str, Any]) -> Any:
     if not isinstance(env, str) and not hasattr(env, "make_world"):
-        if settings or not all(
-            hasattr(env, name) for name in ("get_from_scenario", "reset_at", "vmas_random_state")
-        ):
+        if settings or not hasattr(env, "vmas_random_state"):
             raise ConfigError(
-                f"VmasEnv: got a {type(env).__name__} and the settings {sorted(settings)}, expected the name of a "
-                "scenario and arguments of vmas.make_env, or what vmas.make_env returned without a wrapper; write "
-                'VmasEnv("balance", num_envs=256)'
+                f"VmasEnv: got a {type(env).__name__} and the settings {sorted(settings)}, expected a scenario and "
+                'arguments of vmas.make_env, or what it returned without a wrapper; write VmasEnv("balance")'
             )
         return env
     try:
@@ -209,7 +199,6 @@ def _flat(space: gym.Space[Any]) -> gym.Space[Any]:
 
 
 def _columns(obs: object) -> list[Array]:
-    """Return the observations [W, ...] of each agent."""
     return [_column(one) for one in _listed(obs)]
 
 

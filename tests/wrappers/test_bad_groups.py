@@ -14,30 +14,14 @@ from tests.bad_input.broken_envs import Faulty, checked
 PAIR = gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2)
 
 
-@pytest.mark.parametrize(("groups", "told"), [
-    ({"g": ["ann", "eve"]}, r"group 'g' has members \['eve'\], expected some of 'ann', 'bob'"),
-    ({"g": ["ann"], "h": ["bob", "ann"]}, r"agent 'ann' is in group 'g' and again in 'h'"),
-    ({"g": ["ann", "ann"]}, r"agent 'ann' is in group 'g' and again in 'g'"),
-    ({"g": []}, r"the members of group 'g' are \[\], expected a list"),
-    ({"g": "ann"}, r"the members of group 'g' are 'ann', expected a list"),
-    ({"g": {"ann", "bob"}}, r"the members of group 'g' are {.*expected a list"),
-    ({"ann": ["ann", "bob"]}, "ann"),
-    ({"__all__": ["ann"]}, "__all__"),
-    ({}, r"the groups are dict {}, expected a dict that is not empty"),
-    (["ann", "bob"], r"the groups are list .*expected a dict"),
+@pytest.mark.parametrize(("groups", "named"), [
+    ({"g": ["ann", "eve"]}, "'eve'"), ({"g": ["ann"], "h": ["bob", "ann"]}, "'ann' of group 'h'"),
+    ({"g": ["ann", "ann"]}, "'ann' of group 'g'"), ({"g": []}, "'g'"), ({"g": "ann"}, "'g'"), ({"g": {"ann"}}, "'g'"),
+    ({"ann": ["ann", "bob"]}, "'ann'"), ({"__all__": ["ann"]}, "'__all__'"), ({}, "groups"), (["ann", "bob"], "groups"),
 ])  # fmt: skip
-def test_groups_that_cannot_be_are_refused_by_name(groups: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_groups_that_cannot_be_are_refused_by_name(groups: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
         Faulty().with_agent_groups(groups)
-    checked(str(caught.value))
-
-
-def test_an_environment_in_the_place_of_the_groups_is_told_where_it_belongs() -> None:
-    env: Any = Faulty()
-    with pytest.raises(
-        ConfigError, match=r"the groups are an environment \(Faulty\).*what the dot follows"
-    ) as caught:
-        env.with_agent_groups(env, {"g": ["ann", "bob"]})
     checked(str(caught.value))
 
 
@@ -63,13 +47,12 @@ def test_spaces_are_given_for_all_groups_or_by_group(given: Any) -> None:
     assert env.get_observation_space("g") == PAIR
 
 
-@pytest.mark.parametrize(("given", "told"), [
-    (gym.spaces.Discrete(2), "'g'"),
-    (gym.spaces.Tuple([gym.spaces.Discrete(2)]), r"expected a Tuple of 2 spaces, one a member"),
-    *((given, r"spaces are given as .*by group, of \['g'\]") for given in (3, [PAIR], {"g": 3}, {"h": PAIR})),
+@pytest.mark.parametrize(("given", "named"), [
+    (gym.spaces.Discrete(2), "'g'"), (gym.spaces.Tuple([gym.spaces.Discrete(2)]), "'g'"), (3, "'g'"), ([PAIR], "'g'"),
+    ({"g": 3}, "'g'"), ({"h": PAIR}, "'h'"),
 ])  # fmt: skip
-def test_spaces_that_do_not_fit_the_groups_are_refused(given: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_spaces_that_do_not_fit_the_groups_are_refused(given: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
         Faulty().with_agent_groups({"g": ["ann", "bob"]}, given)
     checked(str(caught.value))
 

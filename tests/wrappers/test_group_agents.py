@@ -127,32 +127,19 @@ def test_agents_in_no_group_are_left_as_they_are() -> None:
     assert infos["__common__"] == 6
 
 
-def test_living_members_that_do_not_act_together_are_named() -> None:
-    env = playing(Moment("ab"), Moment("a"))
+@pytest.mark.parametrize(("moments", "actions", "named"), [
+    *((["ab", "ab"], {"ab": wrong}, "'ab'") for wrong in ((0,), (0, 0, 0), 5, {"a": 0, "b": 1}, None)),
+    (["ab", "a"], {"ab": (0, 0)}, "'a' and none for 'b'"),
+    (["c", "ab"], {"ab": (0, 0)}, "'ab'"), (["c", "ab"], {"a": 0}, "'a'"),
+])  # fmt: skip
+def test_the_group_or_member_of_a_wrong_step_is_named(moments: Any, actions: Any, named: str) -> None:
+    env = playing(*map(Moment, moments))
     env.reset()
-    with pytest.raises(ContractError) as caught:
-        env.step({"ab": (0, 0)})
-    message = checked(str(caught.value))
-    assert "group 'ab' has observations for 'a' and none for 'b'" in message
-
-
-@pytest.mark.parametrize("actions", [(0,), (0, 0, 0), 5, {"a": 0, "b": 1}, None])
-def test_a_wrong_number_of_actions_is_named(actions: Any) -> None:
-    env = playing(Moment("ab"), Moment("ab"))
-    env.reset()
-    with pytest.raises(ContractError, match="'ab'"):
-        env.step({"ab": actions})
+    with pytest.raises(ContractError, match=named) as caught:
+        env.step(actions)
+    checked(str(caught.value))
     game: Any = env.env
-    assert game.step_count == 0
-
-
-def test_actions_that_nobody_asked_for_are_named() -> None:
-    env = playing(Moment("c"), Moment("ab"))
-    env.reset()
-    with pytest.raises(ContractError, match=r"group 'ab', which does not wait"):
-        env.step({"ab": (0, 0)})
-    with pytest.raises(ContractError, match="'a'"):
-        env.step({"a": 0})
+    assert game.step_count == (moments[1] == "a")
 
 
 @pytest.mark.parametrize("reward", ["much", None, float("nan"), [1.0, 2.0], np.ones(3)])

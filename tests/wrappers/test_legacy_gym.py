@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import RandomPolicy, to_base_env
+from menv import to_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError
@@ -154,18 +154,6 @@ def test_what_is_in_the_present_form_passes_through() -> None:
     assert env.step(1)[2:4] == (False, True)
 
 
-def test_an_observation_that_is_a_pair_is_not_taken_for_an_observation_with_its_info() -> None:
-    class Pair(OldCorridor):
-        def reset(self) -> Any:
-            return super().reset(), {"hint": 1}
-
-    old = Pair()
-    old.observation_space = gym.spaces.Tuple([BOX, gym.spaces.Dict({"hint": gym.spaces.Discrete(2)})])
-    obs, info = LegacyGym(old).reset()
-    assert obs[1] == {"hint": 1}
-    assert info == {}
-
-
 def test_a_tuple_observation_in_the_present_form_comes_apart_from_its_info() -> None:
     new = OldCorridor()
     new.observation_space = gym.spaces.Tuple([BOX, gym.spaces.Discrete(3)])
@@ -206,12 +194,6 @@ def test_the_end_for_all_agents_is_a_truncation_if_a_time_limit_came_first(cut: 
         env.step({"a": 0, "b": 0})
     _, _, terminateds, truncateds, _ = env.step({"a": 0})
     assert (terminateds[ALL], truncateds[ALL]) == (not cut, cut)
-
-
-def test_an_old_team_goes_through_the_sampler() -> None:
-    config = {"multiagent": {"policies": {"p": RandomPolicy}}, "train_batch_size": 30, "seed": 4}
-    with PPO(env=lambda context: LegacyGym(OldTeam()), config=config) as algo:
-        assert algo.train()["episode_reward_mean"] == 5.0
 
 
 def test_a_caller_may_say_whether_there_are_many_agents() -> None:
@@ -276,13 +258,9 @@ def test_an_old_reset_that_takes_no_seed_is_told_about_the_wrapper() -> None:
     assert "menv.wrappers.LegacyGym" in refusal(OldGymEnv, {"seed": 1}, error=ContractError)
 
 
-@pytest.mark.parametrize(("env", "told"), [
-    (OldCorridor, r"got the class OldCorridor.*LegacyGym\(YourEnv\(\.\.\.\)\)"),
-    (5, r"got a int, expected an environment with reset and step"),
-    (types.SimpleNamespace(reset=len, step=len), "SimpleNamespace.observation_space"),
-])  # fmt: skip
-def test_what_is_no_old_environment_is_refused(env: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
+@pytest.mark.parametrize("env", [OldCorridor, 5, types.SimpleNamespace(reset=len, step=len)], ids=str)
+def test_what_is_no_old_environment_is_refused(env: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
         LegacyGym(env)
     checked(str(caught.value))
 

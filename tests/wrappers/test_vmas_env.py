@@ -183,14 +183,11 @@ def test_all_rows_are_answered_at_once_and_only_after_a_poll() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "settings", "message"),
-    [
-        (gym.make("CartPole-v1"), {}, "got a TimeLimit and the settings .*, expected the name of a scenario"),
-        (vmas.make_env(Counting(), num_envs=1), {"num_envs": 2}, "num_envs"),
-    ],
-)  # fmt: skip
-def test_what_is_no_simulator_of_vmas_is_refused(env: Any, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    ("env", "settings"),
+    [(gym.make("CartPole-v1"), {}), (vmas.make_env(Counting(), num_envs=1), {"num_envs": 2})],
+)
+def test_what_is_no_simulator_of_vmas_is_refused(env: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="VmasEnv"):
         VmasEnv(env, **settings)
 
 
