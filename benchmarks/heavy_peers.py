@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("host")
     parser.add_argument("port", type=int)
     parser.add_argument("--peers", type=int, default=8)
-    parser.add_argument("--body-bytes", type=int, default=3_900_000)
+    parser.add_argument("--body-bytes", type=int, default=900_000)
     args = parser.parse_args()
     kinds = bodies(args.body_bytes)
     crowd = [

@@ -56,7 +56,6 @@ def heavy_peers(place: Place) -> Iterator[None]:
     command = [sys.executable, "-m", "benchmarks.heavy_peers", *map(str, place)]
     with subprocess.Popen(command, cwd=ROOT) as crowd:
         try:
-            # The process that reads large bodies starts with the first one.
             time.sleep(1.0)
             yield
         finally:

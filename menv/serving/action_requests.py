@@ -63,7 +63,7 @@ class Responder:
 
     Attributes:
         always: Whether the transport needs a reply to every body, as HTTP does.
-        body: Encodes an answer; in `reply_format` if the request was converted from another format.
+        body: Encodes an answer.
     """
 
     __slots__ = ("always", "body", "close", "reply", "wire_format")
@@ -74,10 +74,9 @@ class Responder:
         wire_format: WireFormat,
         close: Callable[[], None],
         always: bool = False,
-        reply_format: WireFormat | None = None,
     ) -> None:
         self.reply = reply
-        self.body: Callable[[Answer], bytes] = encoder(reply_format or wire_format)
+        self.body: Callable[[Answer], bytes] = encoder(wire_format)
         self.wire_format = wire_format
         self.close = close
         self.always = always

@@ -1,9 +1,7 @@
 """Episodes that clients play with local inference, whole or as trajectory chunks: decoded, checked, and passed on.
 
-`read_episode` decodes them from EPISODES, in the server or in the process that parses large bodies. That process sends
-columns which are no arrays in small pieces, so that reading them never holds up the event loop for long.
-`EpisodeIngest` passes them to the broker and takes each timestep once: a repeated chunk is recognised by its first
-index, a chunk of an episode without an id by its first observation.
+`read_episode` decodes them from EPISODES. `EpisodeIngest` passes them to the broker and takes each timestep once: a
+repeated chunk is recognised by its first index, a chunk of an episode without an id by its first observation.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -43,7 +41,6 @@ from menv.serving.protocol import (
     fields,
     is_nil,
     is_plain,
-    to_raw,
 )
 from menv.serving.value_readers import (
     LARGEST_REWARD,
@@ -364,50 +361,6 @@ def _about(found: Any) -> dict[str, Any]:
     return about
 
 
-_PIECE_ROWS = 64
-
-
-def in_pieces(episode: WireEpisode) -> WireEpisode:
-    """Return a checked episode for another process: columns that are no arrays become encoded pieces."""
-    if episode.agents is not None:
-        return replace(episode, agents={agent: in_pieces(one) for agent, one in episode.agents.items()})
-    return replace(episode, obs=_pieces(episode.obs), actions=_pieces(episode.actions))
-
-
-def from_pieces(
-    episode: WireEpisode, spaces_of: SpacesOf, agent: str | None = None
-) -> Iterator[WireEpisode | None]:
-    """Read an episode of `in_pieces` in small steps: yield None in between, and the episode at the end."""
-    if episode.agents is not None:
-        agents: dict[str, WireEpisode] = {}
-        for name, part in episode.agents.items():
-            for one in from_pieces(part, spaces_of, name):
-                if one is not None:
-                    agents[name] = one
-                yield None
-        yield replace(episode, agents=agents)
-        return
-    spaces = spaces_of(agent)
-    assert spaces is not None
-    columns: dict[str, Any] = {"obs": episode.obs, "actions": episode.actions}
-    for name, space, bounded in (("obs", spaces[0], True), ("actions", spaces[1], False)):
-        if isinstance(columns[name], np.ndarray):
-            continue
-        rows: list[Any] = []
-        for piece in columns[name]:
-            rows.extend(reader_of(space, bounded).read_column(piece, WireFormat.MSGPACK, "translated"))
-            yield None
-        columns[name] = rows
-    yield replace(episode, **columns)
-
-
-def _pieces(column: Column) -> Column:
-    if isinstance(column, np.ndarray):
-        return column
-    starts = range(0, len(column), _PIECE_ROWS)
-    return [bytes(to_raw(column[at : at + _PIECE_ROWS], WireFormat.MSGPACK)) for at in starts]
-
-
 _MAX_UNNAMED = 64
 
 
@@ -431,14 +384,8 @@ class EpisodeIngest:
         self._limits = limits
         self.spaces_of = agent_spaces(ioctx)
 
-    def take(
-        self,
-        state: ClientState,
-        request: Episodes,
-        wire_format: WireFormat,
-        parsed: Sequence[WireEpisode] = (),
-    ) -> Iterator[None]:
-        """Take the episodes of a message in small steps; `parsed` are the episodes that another process has read.
+    def take(self, state: ClientState, request: Episodes, wire_format: WireFormat) -> Iterator[None]:
+        """Take the episodes of a message in small steps.
 
         Nothing is taken if one episode is invalid. If a chunk does not continue its episode, the episodes before it
         are taken.
@@ -453,11 +400,6 @@ class EpisodeIngest:
         self._give_up(state, request.lost or ())
         # Freed one by one: freeing tens of thousands at once takes long.
         read: deque[WireEpisode] = deque()
-        for one in parsed:
-            for episode in from_pieces(one, self.spaces_of):
-                if episode is not None:
-                    read.append(episode)
-                yield
         for index, raw in enumerate(request.episodes):
             read.append(read_episode(raw, self.spaces_of, wire_format, f"{name}.episodes[{index}]"))
             yield

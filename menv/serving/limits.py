@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from menv.errors import ConfigError
 
 _LARGEST_FRAME = 99_999_999
+MOST_BEFORE_TOKEN = 32_000
+"""Bytes of a body that is read from a peer that has not shown the token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,18 +19,15 @@ class Limits:
     Exceeding one costs the peer its connection only.
 
     Attributes:
-        max_body: Bytes of one body. A longer one is refused before it is read.
-        inline_body: Bytes of a body that is parsed in the serving thread. A longer one is parsed by another process,
-            while other peers are served. Everything in it but episodes, observations and actions is bounded by this.
-        max_large: Bytes of all peers' bodies that may wait for that process. Further ones are refused.
+        max_body: Bytes of one body. A longer one is refused before it is read. Bodies are parsed one after the other,
+            and no client is answered meanwhile: 1 MB of JSON takes 10 to 40 ms.
         max_depth: Nested lists and objects in one `info`, which no space bounds.
         max_connections: Peers of one transport at the same time. A new peer replaces one that has sent nothing, has
             not shown the token, or is closing; if there is none, the new peer is refused.
         max_rate: Bodies per second of one connection, with bursts of one second. A faster peer is slowed down;
             nothing that it sends is lost.
         handshake_s: Seconds until a new connection has sent its first body, and from the first byte of a body to its
-            last; over HTTP also from the last request of a client without an open connection. Also how long the other
-            process may parse one body.
+            last; over HTTP also from the last request of a client without an open connection.
         idle_s: Seconds without any data; also how long a peer may leave its replies unread.
         max_unsent: Bytes of replies that may wait for one peer to read them.
         max_agents: Agents of one episode.
@@ -41,9 +40,7 @@ class Limits:
         ConfigError: A limit is not a positive number of its kind.
     """
 
-    max_body: int = 4_000_000
-    inline_body: int = 32_000
-    max_large: int = 256_000_000
+    max_body: int = 1_000_000
     max_depth: int = 32
     max_connections: int = 256
     max_rate: float = 100_000

@@ -314,10 +314,7 @@ class PolicyServer(RequestSource):
         """Tell clients that the server stops, and free ports and threads."""
         self.tasks.stop(BadMessageError(ErrorCode.STOPPING, str(stopped())))
         self._flush()
-        try:
-            self.server.stop()
-        finally:
-            self.sessions.parsers.stop()
+        self.server.stop()
 
     def _all_wait_for_weights(self) -> bool:
         """Return whether all clients with local inference wait for weights, so that none sends more steps."""

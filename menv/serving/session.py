@@ -1,8 +1,8 @@
 """The sessions of a server: one for each connection, whatever transport carries it.
 
 A transport hands bodies to `Session.received`, which decodes them one after the other: short ones at once, requests for
-actions in batches, large ones in the body parser process. `ServerSessions` keeps the state of clients that may
-reconnect, and sends them the sampler's decisions. Everything but `send_decisions` runs in the event loop.
+actions in batches, long ones in turn with those of other connections. `ServerSessions` keeps the state of clients that
+may reconnect, and sends them the sampler's decisions. Everything but `send_decisions` runs in the event loop.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from menv.serving.action_requests import (
     Decision,
     Responder,
 )
-from menv.serving.body_parser import BodyParserPool
-from menv.serving.episodes import EpisodeIngest, WireEpisode
-from menv.serving.limits import Limits
+from menv.serving.episodes import EpisodeIngest
+from menv.serving.limits import MOST_BEFORE_TOKEN, Limits
 from menv.serving.protocol import (
     EXTENSION,
     Action,
@@ -119,10 +118,8 @@ class Session:
         self.hold: asyncio.Task[None] | None = None
         self._sessions = sessions
         self._action_requests = sessions.action_requests
-        self._parsers = sessions.parsers
         self._scheduler = sessions.scheduler
         self._max_depth = sessions.limits.max_depth
-        self._short = min(_SHORT, self._parsers.longest_inline)
         self._always_reply = peer.transport == "http"
         self._pending_replies = 0
         # Bodies that came while `hold` was under way.
@@ -130,7 +127,7 @@ class Session:
         self._last: Responder | None = None
 
     def received(self, body: bytes, reply: Reply, close: Close) -> asyncio.Future[None] | None:
-        if self.hold is None and len(body) <= self._short and body.find(_GET_ACTION) >= 0:
+        if self.hold is None and len(body) <= _SHORT and body.find(_GET_ACTION) >= 0:
             wire_format = _FIRST_BYTES.get(body[0])
             if wire_format is not None and self.admitted:
                 deferred = self._action_requests.deferred
@@ -148,7 +145,7 @@ class Session:
         if self.hold is not None:
             self._waiting.append((body, responder))
             return
-        if len(body) <= self._short:
+        if len(body) <= _SHORT:
             try:
                 request, _ = decode(body, self._max_depth)
             except Exception as error:
@@ -181,28 +178,17 @@ class Session:
             self.hold = None
 
     async def _read_long(self, body: bytes, responder: Responder) -> None:
-        """Decode a body without holding up other peers: in their turn, or in the parser process."""
-        parsed: Sequence[Sequence[WireEpisode]] = ()
-        if not self._parsers.takes(body):
-            async with self._scheduler:
-                request, read_as = decode(body, self._max_depth)
-        elif not self.admitted:
+        """Decode a body in its turn, so that other peers are served in between."""
+        if not self.admitted and len(body) > MOST_BEFORE_TOKEN:
             raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
-        else:
-            request, read_as, *parsed = await self._parsers.parse(body, self._max_depth)
-        if read_as is not responder.wire_format:
-            responder = Responder(
-                responder.reply, read_as, responder.close, responder.always, responder.wire_format
-            )
-        work = self._answer(request, responder, *parsed)
+        async with self._scheduler:
+            request, _ = decode(body, self._max_depth)
+        work = self._answer(request, responder)
         if work is not None:
             await work
 
-    def _answer(self, request: Request, responder: Responder, *parsed: Sequence[WireEpisode]) -> Work | None:
-        """Handle a decoded request, and return the work that is left, if any.
-
-        `parsed` are its episodes if the parser process has read them.
-        """
+    def _answer(self, request: Request, responder: Responder) -> Work | None:
+        """Handle a decoded request, and return the work that is left, if any."""
         if type(request) is GetAction and self.admitted:
             self._action_requests.add(self.state, request, responder)
             return None
@@ -210,7 +196,7 @@ class Session:
             self._action_requests.flush()
             if not self.admitted and type(request) not in (Ping, GetConfig):
                 raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
-            return _HANDLERS[type(request)](self, request, responder, *parsed)
+            return _HANDLERS[type(request)](self, request, responder)
         except Exception as error:
             self._refuse(error, responder, getattr(request, "seq", None))
         return None
@@ -275,26 +261,22 @@ class Session:
         }
         responder.send(SetConfig(**plain, **more, **sessions.spaces()))
 
-    async def _take_episodes(
-        self, request: Episodes, responder: Responder, parsed: Sequence[WireEpisode] = ()
-    ) -> None:
-        await self._ingest(request, responder, parsed)
+    async def _take_episodes(self, request: Episodes, responder: Responder) -> None:
+        await self._ingest(request, responder)
         responder.nothing()
 
-    async def _take_episodes_first(
-        self, request: EpisodesAndGetState, responder: Responder, parsed: Sequence[WireEpisode] = ()
-    ) -> None:
+    async def _take_episodes_first(self, request: EpisodesAndGetState, responder: Responder) -> None:
         self._check_pending()
-        await self._ingest(request, responder, parsed)
+        await self._ingest(request, responder)
         self._check_pending()
         self._pending_replies += 1
         self._sessions.tasks.add_later(self, partial(self._weights_changed, request, responder))
         # Look again then: other clients may have stopped playing.
         asyncio.get_running_loop().call_later(STILL_PLAYING_S, self._sessions.tasks.wake)
 
-    async def _ingest(self, request: Episodes, responder: Responder, parsed: Sequence[WireEpisode]) -> None:
+    async def _ingest(self, request: Episodes, responder: Responder) -> None:
         sessions, state = self._sessions, self.state
-        await sessions.scheduler.run(sessions.ingest.take(state, request, responder.wire_format, parsed))
+        await sessions.scheduler.run(sessions.ingest.take(state, request, responder.wire_format))
         self.played_at = time.monotonic()
         number = state.weights_seq_no if request.weights_seq_no is None else request.weights_seq_no
         if number is not None:
@@ -469,7 +451,6 @@ class ServerSessions:
         )
         self.ingest = EpisodeIngest(broker, ioctx, limits)
         self.scheduler = CooperativeScheduler()
-        self.parsers = BodyParserPool(ioctx, limits)
         self._agent_spaces = action_spaces_json(ioctx)
         self.config: dict[str, Any] = {"env_steps_per_sample": 1, "force_on_policy": True}
         self.trainer: Trainer | None = None

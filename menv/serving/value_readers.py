@@ -3,7 +3,7 @@
 A `SpaceReader` tells msgspec the type of a space's elements, which checks types, lengths and keys while it decodes, and
 converts decoded columns, whose numbers are checked as whole arrays. The result has exactly the shape and dtype of the
 space, is finite and within its bounds; anything else is refused. `StepColumns` reads messages within an episode, by
-agent, in the server and in the body parser process.
+agent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from menv.connectors.action_output import component_sizes, is_discrete
 from menv.connectors.obs_preprocessor import MASK_KEY
 from menv.env_context import InputContext
 from menv.errors import ConfigError
-from menv.serialization import space_from_json, space_to_json
+from menv.serialization import space_to_json
 from menv.serving.protocol import (
     DTYPES,
     Array,
@@ -523,30 +523,6 @@ def agent_spaces(ioctx: InputContext) -> Callable[[Hashable | None], tuple[Space
         return observation, action
 
     return spaces_of
-
-
-def plain_context(ioctx: InputContext) -> InputContext:
-    """Return the spaces and agents in classes of gymnasium, which another process can read without the program.
-
-    Raises `ConfigError` if a space cannot be written as JSON.
-    """
-
-    def plain(spaces: Mapping[Hashable, Space | None]) -> dict[Hashable, Space]:
-        return {
-            agent: space_from_json(space_to_json(space))
-            for agent, space in spaces.items()
-            if isinstance(agent, str) and space is not None
-        }
-
-    return InputContext(
-        multi_agent=ioctx.multi_agent,
-        # Agents that are not strings cannot be named in a message, but they count.
-        possible_agents=tuple(name if isinstance(name, str) else None for name in ioctx.possible_agents),
-        observation_space=plain({"": ioctx.observation_space}).get(""),
-        action_space=plain({"": ioctx.action_space}).get(""),
-        observation_spaces=plain(ioctx.observation_spaces),
-        action_spaces=plain(ioctx.action_spaces),
-    )
 
 
 def action_spaces_json(ioctx: InputContext) -> dict[str, Any]:

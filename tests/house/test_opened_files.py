@@ -24,7 +24,6 @@ ELSEWHERE = {
     "menv/inference/policy_bundle.py": "what it has just written, to sync it",
     "menv/playing/browser.py": "its own page",
     "menv/plain_files.py": "the one place",
-    "menv/serving/body_parser.py": "/dev/null and the system's account of memory",
     "menv/tracking/report.py": "its own page",
     "menv/workers/ray_engine.py": "what Ray wrote on this machine",
     "menv/workers/worker_process.py": "/dev/null",

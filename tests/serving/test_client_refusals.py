@@ -36,7 +36,7 @@ REFUSED = (
 NOTHING = np.full(3, np.nan, np.float32)
 # A network acts on it, and only who looks at bounds refuses it.
 OUTSIDE = np.full(3, 2.0, np.float32)
-SMALL = Limits(max_body=20_000, inline_body=10_000)
+SMALL = Limits(max_body=20_000)
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])

@@ -189,7 +189,7 @@ def _bytes_of(space: gym.Space[Any]) -> int:
     )
 
 
-_MAX_MESSAGE_BYTES = 2_000_000
+_MAX_MESSAGE_BYTES = 500_000
 """Approximate limit of one message; half of the default limit of servers."""
 _MAX_OVERHEAD_BYTES = 10_000
 """Largest overhead of a message with one chunk, in bytes."""

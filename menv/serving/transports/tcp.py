@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
-from menv.serving.limits import Limits
+from menv.serving.limits import MOST_BEFORE_TOKEN, Limits
 from menv.serving.protocol import FEW, HEADER_BYTES, HEADERS, BadMessageError, Frames, frame
 from menv.serving.transports.access import Access
 from menv.serving.transports.transport import (
@@ -303,7 +303,7 @@ class TcpConnection(asyncio.Protocol):
     def _settle(self) -> None:
         """Read on, now that all bodies are handled."""
         self._finish()
-        most, session = self._limits.inline_body, self._session
+        most, session = MOST_BEFORE_TOKEN, self._session
         if session is not None and not session.admitted and self._frames.expected > most:
             self._refuse(
                 f"not_allowed: a body of more than {most} bytes before the token, expected the token first"
