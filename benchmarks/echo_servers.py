@@ -1,6 +1,6 @@
 """Servers that echo, each in a process of its own: bare ones of each transport, and menv's transports with an echo.
 
-    python -m benchmarks.echo_servers {bare,ours} {tcp,http,websocket}
+    python -m benchmarks.echo_servers {bare,ours} {tcp,http}
 
 The first line is one JSON object with host and port; the process ends when its standard input does. `serving` starts
 one for the rows of the table.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from typing import Any
 
 from benchmarks.processes import ROOT
 
-KINDS = ("tcp", "http", "websocket")
+KINDS = ("tcp", "http")
 
 
 @contextmanager
@@ -59,20 +58,6 @@ async def bare_tcp() -> None:
     server = await loop.create_server(_Echo, "127.0.0.1", 0)
     announce(*server.sockets[0].getsockname())
     await loop.run_in_executor(None, sys.stdin.read)
-
-
-async def bare_websocket() -> None:
-    from websockets.asyncio.server import ServerConnection, serve
-    from websockets.exceptions import ConnectionClosed
-
-    async def echo(connection: ServerConnection) -> None:
-        with contextlib.suppress(ConnectionClosed):
-            async for message in connection:
-                await connection.send(message)
-
-    async with serve(echo, "127.0.0.1", 0, compression=None, max_size=None) as server:
-        announce(*next(iter(server.sockets)).getsockname())
-        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
 async def bare_http() -> None:
@@ -124,7 +109,7 @@ def ours(kind: str) -> None:
     from menv.serving.transports.server import Server
     from menv.serving.transports.tcp import TcpTransport
 
-    transports: dict[str, Any] = {"tcp": TcpTransport, "http": HttpTransport, "websocket": HttpTransport}
+    transports: dict[str, Any] = {"tcp": TcpTransport, "http": HttpTransport}
     with Server(_Talks(), [transports[kind]()]) as server:
         announce(*server.addresses[0])
         sys.stdin.read()
@@ -140,7 +125,7 @@ def main() -> None:
     if args.whose == "ours":
         ours(args.kind)
     else:
-        asyncio.run({"tcp": bare_tcp, "http": bare_http, "websocket": bare_websocket}[args.kind]())
+        asyncio.run({"tcp": bare_tcp, "http": bare_http}[args.kind]())
 
 
 if __name__ == "__main__":

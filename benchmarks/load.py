@@ -16,7 +16,6 @@ import secrets
 import selectors
 import socket
 import statistics
-import struct
 import time
 
 from benchmarks.echo_servers import KINDS
@@ -42,30 +41,15 @@ def request(kind: str, body: bytes, client: int = 0) -> bytes:
     """Return what a client sends for one body."""
     if kind == "tcp":
         return b"%08d%b" % (len(body), body)
-    if kind == "http":
-        session = b"%b%016x" % (_RUN, client)
-        head = b"POST /rllink HTTP/1.1\r\nHost: localhost\r\nmenv-session: %b\r\nContent-Length: %d\r\n\r\n"
-        return head % (session, len(body)) + body
-    size = len(body)
-    if size < 126:
-        length = bytes([0x80 | size])
-    else:
-        length = b"\xfe" + struct.pack("!H", size) if size < 65_536 else b"\xff" + struct.pack("!Q", size)
-    return b"\x81" + length + bytes(4) + body
+    session = b"%b%016x" % (_RUN, client)
+    head = b"POST /rllink HTTP/1.1\r\nHost: localhost\r\nmenv-session: %b\r\nContent-Length: %d\r\n\r\n"
+    return head % (session, len(body)) + body
 
 
-def connect(kind: str, address: tuple[str, int]) -> socket.socket:
+def connect(address: tuple[str, int]) -> socket.socket:
     """Return a connection that is ready for bodies."""
     one = socket.create_connection(address)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if kind == "websocket":
-        one.sendall(
-            b"GET /rllink HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            head += one.recv(1)
     return one
 
 
@@ -126,7 +110,7 @@ def answer_bytes(kind: str, one: socket.socket, sent: bytes) -> int:
 
 def ready(args: argparse.Namespace, number: int) -> Client:
     """Return a client that is connected and knows how long replies are."""
-    one = connect(args.kind, (args.host, args.port))
+    one = connect((args.host, args.port))
     body = body_of(args.body_bytes, number)
     sent = request(args.kind, body, number)
     if args.play:

@@ -1,6 +1,6 @@
 """An algorithm whose clients ask for actions, in a process of its own; it samples for ever and never learns.
 
-    python -m benchmarks.policy_servers {tcp,http,websocket}
+    python -m benchmarks.policy_servers {tcp,http}
 
 The first line is one JSON object with host and port; the last one, when standard input has ended, has the actions that
 were asked for and the calls of the network that it took.

@@ -128,7 +128,7 @@ def beside_bad_peers(kind: str) -> Callable[[Effort], Finding]:
 
 ROWS = tuple(
     row
-    for kind in ("tcp", "http", "websocket")
+    for kind in ("tcp", "http")
     for row in (
         Row(
             name=f"{kind}_round_trip",

@@ -27,7 +27,7 @@ def main(
     run: Literal["PPO", "DQN"] = "PPO",
     address: str = "127.0.0.1",
     port: int = 9900,
-    transport: Literal["http", "tcp", "websocket", "rllink"] = "http",
+    transport: Literal["http", "tcp", "rllink"] = "http",
     stop_reward: float = 1e9,
     seed: int = 0,
 ) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_a_quick_run_starts_real_processes() -> None:
     assert len(row["rates"]) == 1
 
 
-TRANSPORTS = ["tcp", "http", "websocket"]
+TRANSPORTS = ["tcp", "http"]
 
 
 @lru_cache(maxsize=1)

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv serve") ->
     parser.add_argument("--env", help="the environment of the clients, for its spaces (the run's)")
     parser.add_argument("--address", default="127.0.0.1", help="%(default)s; any other needs a token")
     parser.add_argument("--port", type=port, default=9900, help="%(default)s; 0 chooses a free one")
-    parser.add_argument("--transport", choices=("http", "tcp", "websocket"), default="http")
+    parser.add_argument("--transport", choices=("http", "tcp"), default="http")
     parser.add_argument("--token-file", metavar="FILE", help="a file with the token that clients must send")
     parser.add_argument(
         "--allow-host", metavar="NAME", action="append", default=[],

@@ -1,4 +1,4 @@
-"""Environments of remote clients, over TCP, HTTP and WebSocket. Nothing here imports torch or ray.
+"""Environments of remote clients, over TCP and HTTP. Nothing here imports torch or ray.
 
 Clients run the environment: they request actions, or run a policy themselves and send episodes. `PolicyServerInput` in
 `policy_server` is the server side, `client` the other. Begin to read with `policy_server` (the server and its

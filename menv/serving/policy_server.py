@@ -92,7 +92,7 @@ class Trainer(Protocol):
     latest: PublishedPolicies
 
 
-TransportName = Literal["http", "tcp", "websocket"]
+TransportName = Literal["http", "tcp"]
 Kind: TypeAlias = tuple[int, int, str]
 """Numbers of the hidden state and of the action distribution's inputs, and the kind of action head."""
 
@@ -345,7 +345,7 @@ class PolicyServerInput(ExternalEnvs):
         ioctx: The argument of the function `config["input"]`.
         address: Address to bind to; any but loopback needs a token.
         port: 0 chooses a free one, see `algo.input_address`. A worker's index is added to any other.
-        transport: "http", "tcp", "websocket", or your own transports.
+        transport: "http", "tcp", or your own transports.
         limits: Limits of each client.
         token: Token that clients must send, see `Access`.
         access: Who may connect, instead of address and token.
@@ -426,7 +426,7 @@ def _make_server(
 
 _TRANSPORTS = {
     "tcp": ("tcp", "TcpTransport"),
-    **dict.fromkeys(("http", "websocket"), ("http", "HttpTransport")),
+    "http": ("http", "HttpTransport"),
 }
 
 
@@ -438,9 +438,7 @@ def _make_transport(transport: object, port: int) -> Transport:
         module, name = _TRANSPORTS[transport]
         made: Transport = getattr(importlib.import_module(f"menv.serving.transports.{module}"), name)(port)
         return made
-    raise ConfigError(
-        f'transport: {transport!r}, expected "http", "tcp", "websocket" or a Transport; choose one of these'
-    )
+    raise ConfigError(f'transport: {transport!r}, expected "http", "tcp" or a Transport')
 
 
 def _seconds(value: Any) -> bool:

@@ -59,7 +59,6 @@ CONFINED = {
     "psutil": {"verify"},
     "pyspiel": {"wrappers"},
     "vmas": {"wrappers"},
-    "websockets": {"serving"},
     "starlette": {"serving"},
     "uvicorn": {"serving"},
     "rich": {"tracking"},

@@ -50,13 +50,13 @@ def test_reading_what_clients_send_imports_nothing_heavy() -> None:
     code = f"import {', '.join(f'menv.serving.{name}' for name in names)}"
     assert heavy_modules_after(code) == []
     other = python(
-        f"{code}\nimport sys\nprint(*({{'starlette', 'uvicorn', 'websockets', 'scipy'}} & {{*sys.modules}}))"
+        f"{code}\nimport sys\nprint(*({{'starlette', 'uvicorn', 'scipy'}} & {{*sys.modules}}))"
     )
     assert other.stdout.split() == []
 
 
 def test_a_client_needs_neither_torch_nor_a_server() -> None:
-    servers = ("torch", "onnx", "ray", "starlette", "uvicorn", "websockets", "asyncio")
+    servers = ("torch", "onnx", "ray", "starlette", "uvicorn", "asyncio")
     code = "from menv.serving.client.policy_client import PolicyClient"
     assert heavy_modules_after(code, (*servers, "onnxruntime", "safetensors")) == []
     assert heavy_modules_after(f"{code}\nimport menv.serving.client.local_actor", servers) == []

@@ -20,7 +20,6 @@ from menv.serving.policy_server import TransportName
 from tests.inside import metrics
 from tests.serving.talks import eventually
 
-SCHEMES = {"http": "http", "tcp": "tcp", "websocket": "ws"}
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 CONFIG: dict[str, Any] = {
     "observation_space": OBSERVATIONS,
@@ -47,7 +46,7 @@ PAIR: dict[str, Any] = {
     "action_space": dict.fromkeys("ab", gym.spaces.Discrete(2)),
 }
 every_mode = pytest.mark.parametrize("mode", ["local", "remote"])
-every_transport = pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
+every_transport = pytest.mark.parametrize("transport", ["tcp", "http"])
 
 
 class Course:
@@ -73,7 +72,7 @@ class Course:
         settings = {"idle_timeout": 0.1, "env_steps_per_sample": 8, **settings}
         self.batches: list[Any] = []
         self.fault: BaseException | None = None
-        self.scheme = SCHEMES[transport]
+        self.scheme = transport
         self._trains = trains
         self._over = threading.Event()
         self.algo = kind(

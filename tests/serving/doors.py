@@ -1,4 +1,4 @@
-"""The three ways into a server as raw bytes on plain sockets: a test can cut, spoil and abandon them anywhere."""
+"""The two ways into a server as raw bytes on plain sockets: a test can cut, spoil and abandon them anywhere."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ class Door(NamedTuple):
     Attributes:
         name: Of `Peer.transport`.
         make: A transport on a free port.
-        opening: What a client sends first, and is answered once, before any body.
         wrap: Bytes on the wire for a body.
         unwrap: Reads one body off the wire.
     """
 
     name: str
     make: Callable[..., Transport]
-    opening: Callable[[str], bytes]
     wrap: Callable[[bytes], bytes]
     unwrap: Callable[[BinaryIO], bytes]
 
@@ -46,8 +44,6 @@ class Client:
         door: Door,
         address: tuple[str, int],
         tls: ssl.SSLContext | None = None,
-        headers: str = HEADERS,
-        greets: bool = True,
     ) -> None:
         self.door = door
         self.socket = socket.create_connection(address, PATIENCE_S)
@@ -55,12 +51,6 @@ class Client:
             self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.file = self.socket.makefile("rb")
-        if greets and door.opening(headers):
-            self.raw(door.opening(headers))
-            head = read_head(self.file)
-            if not head.startswith(b"HTTP/1.1 101 "):
-                self.leave()
-                raise ConnectionError(f"the handshake was answered with {head!r}")
 
     def __enter__(self) -> Client:
         return self
@@ -141,54 +131,7 @@ def http_unwrap(file: BinaryIO) -> bytes:
     return http_response(file)[2]
 
 
-def websocket_opening(headers: str) -> bytes:
-    return (
-        f"GET /rllink HTTP/1.1\r\n{headers}Upgrade: websocket\r\nConnection: Upgrade\r\n"
-        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    ).encode()
-
-
-def websocket_frame(data: bytes, opcode: int, last: bool = True) -> bytes:
-    """Return a client's frame, masked with zeros."""
-    size = len(data)
-    if size < 126:
-        length = bytes([0x80 | size])
-    elif size < 65_536:
-        length = b"\xfe" + struct.pack("!H", size)
-    else:
-        length = b"\xff" + struct.pack("!Q", size)
-    return bytes([opcode | (0x80 if last else 0)]) + length + bytes(4) + data
-
-
-def websocket_wrap(body: bytes) -> bytes:
-    return websocket_frame(body, opcode=2)
-
-
-def websocket_message(file: BinaryIO) -> tuple[int, bytes]:
-    """Return opcode and data of a server's frame."""
-    first, size = exactly(file, 2)
-    if size == 126:
-        (size,) = struct.unpack("!H", exactly(file, 2))
-    elif size == 127:
-        (size,) = struct.unpack("!Q", exactly(file, 8))
-    return first & 0xF, exactly(file, size)
-
-
-def websocket_unwrap(file: BinaryIO) -> bytes:
-    opcode, data = websocket_message(file)
-    if opcode == 8:
-        raise ConnectionError(f"closed with {data!r}")
-    return data
-
-
-def nothing(headers: str) -> bytes:
-    return b""
-
-
-TCP = Door("tcp", TcpTransport, nothing, tcp_wrap, tcp_unwrap)
-HTTP = Door("http", HttpTransport, nothing, http_wrap, http_unwrap)
-WEBSOCKET = Door("websocket", HttpTransport, websocket_opening, websocket_wrap, websocket_unwrap)
-DOORS = (TCP, HTTP, WEBSOCKET)
+TCP = Door("tcp", TcpTransport, tcp_wrap, tcp_unwrap)
+HTTP = Door("http", HttpTransport, http_wrap, http_unwrap)
+DOORS = (TCP, HTTP)
 every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-streams = pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
-every_web_door = pytest.mark.parametrize("door", [HTTP, WEBSOCKET], ids=lambda door: door.name)

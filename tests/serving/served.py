@@ -19,13 +19,13 @@ from menv.sample_batch import SampleBatch
 from menv.serving import PolicyClient, PolicyServerInput
 from menv.serving.transports.transport import Transport
 from tests.inside import metrics, sampler
-from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Door
+from tests.serving.doors import HTTP, PATIENCE_S, TCP, Door
 from tests.serving.talks import eventually
 from tests.serving.voices import Voice
 
 OBS: Any = gym.spaces.Box(-10.0, 10.0, (3,), np.float32)
 ACTIONS: Any = gym.spaces.Discrete(2)
-PLACES: dict[Door, int] = {TCP: 0, HTTP: 1, WEBSOCKET: 2}
+PLACES: dict[Door, int] = {TCP: 0, HTTP: 1}
 """Where in `ExternalEnvs.addresses` each door is."""
 TINY: dict[str, Any] = {
     "seed": 0,
@@ -187,7 +187,7 @@ class Served:
 def served(
     algorithm: type[Algorithm] = PPO,
     kind: Callable[..., ExternalEnvs] = PolicyServerInput,
-    doors: tuple[Door, ...] = (TCP, HTTP, WEBSOCKET),
+    doors: tuple[Door, ...] = (TCP, HTTP),
     faults: int = 0,
     settings: dict[str, Any] | None = None,
     **config: Any,

@@ -19,20 +19,17 @@ from menv.errors import ConfigError
 from menv.serving import Access, Limits, PolicyClient, PolicyServerInput, RLlinkInput
 from menv.serving.policy_server import TransportName
 from tests.serving.certificates import dated_in, made_in, needs_openssl
-from tests.serving.courses import SCHEMES, Course, observation, play
+from tests.serving.courses import Course, observation, play
 from tests.serving.doors import (
     DOORS,
     HTTP,
     TCP,
-    WEBSOCKET,
     Client,
     Door,
     every_door,
-    every_web_door,
     http_response,
     http_wrap,
     read_head,
-    streams,
 )
 from tests.serving.served import ACTIONS, OBS, Served, obs_of, served
 from tests.serving.talks import CLOSE, LATE, eventually, meeting, serving
@@ -43,11 +40,10 @@ TOKEN = "a-long-and-random-text-that-nobody-guesses"
 
 
 def status_of(door: Door, address: tuple[str, int], headers: str) -> int:
-    """Return the status of a first request with these headers; a WebSocket that opens counts as 200."""
-    with Client(door, address, greets=False) as one:
-        one.raw(door.opening(headers) or http_wrap(b"{body", headers))
-        status = int(read_head(one.file).split()[1])
-        return 200 if status == 101 else status
+    """Return the status of a first request with these headers."""
+    with Client(door, address) as one:
+        one.raw(http_wrap(b"{body", headers))
+        return int(read_head(one.file).split()[1])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.3.4.5", "::1", "localhost"])
@@ -81,10 +77,9 @@ def test_a_setting_of_the_wrong_kind_is_a_named_error(settings: dict[str, Any], 
         Access(**settings)
 
 
-@every_web_door
-def test_a_request_of_a_web_page_is_refused_unless_the_page_is_allowed(door: Door) -> None:
+def test_a_request_of_a_web_page_is_refused_unless_the_page_is_allowed() -> None:
     access = Access(allowed_origins=["https://lab.example"])
-    with serving(door, access=access) as (server, talks):
+    with serving(HTTP, access=access) as (server, talks):
         at = server.addresses[0]
         for origin in (
             "https://evil.example",
@@ -93,49 +88,46 @@ def test_a_request_of_a_web_page_is_refused_unless_the_page_is_allowed(door: Doo
             "https://lab.example.evil.example",
             "",
         ):
-            assert status_of(door, at, f"Host: localhost\r\nOrigin: {origin}\r\n") == 403
-        assert status_of(door, at, f"Host: localhost\r\nOrigin: {'https://lab.example'}\r\n" * 2) in (
+            assert status_of(HTTP, at, f"Host: localhost\r\nOrigin: {origin}\r\n") == 403
+        assert status_of(HTTP, at, f"Host: localhost\r\nOrigin: {'https://lab.example'}\r\n" * 2) in (
             400,
             403,
         )
         assert talks.all == []
-        assert status_of(door, at, "Host: localhost\r\nOrigin: https://lab.example\r\n") == 200
+        assert status_of(HTTP, at, "Host: localhost\r\nOrigin: https://lab.example\r\n") == 200
         assert len(talks.all) == 1
 
 
-@every_web_door
-def test_a_name_that_was_made_to_point_here_is_refused(door: Door) -> None:
-    with serving(door, access=Access(allowed_hosts=["lab.example"])) as (server, talks):
+def test_a_name_that_was_made_to_point_here_is_refused() -> None:
+    with serving(HTTP, access=Access(allowed_hosts=["lab.example"])) as (server, talks):
         at = server.addresses[0]
         for host in ("evil.example", "evil.example:80", "localhost.evil.example", "10.0.0.1", "[::2]:80", ""):
-            assert status_of(door, at, f"Host: {host}\r\n") == 403
+            assert status_of(HTTP, at, f"Host: {host}\r\n") == 403
         assert talks.all == []
         for host in ("127.0.0.1", f"127.0.0.1:{at[1]}", "LOCALHOST:1", "lab.example", "[::1]:80"):
-            assert status_of(door, at, f"Host: {host}\r\n") == 200
+            assert status_of(HTTP, at, f"Host: {host}\r\n") == 200
 
 
-@every_web_door
-def test_two_hosts_are_refused_whichever_is_the_right_one(door: Door) -> None:
-    with serving(door) as (server, talks):
+def test_two_hosts_are_refused_whichever_is_the_right_one() -> None:
+    with serving(HTTP) as (server, talks):
         at = server.addresses[0]
         right = f"127.0.0.1:{at[1]}"
         for first, second in ((right, "evil.example"), ("evil.example", right), (right, right)):
-            assert status_of(door, at, f"Host: {first}\r\nHost: {second}\r\n") in (400, 403)
-            assert status_of(door, at, f"Host: {first}, {second}\r\n") in (400, 403)
+            assert status_of(HTTP, at, f"Host: {first}\r\nHost: {second}\r\n") in (400, 403)
+            assert status_of(HTTP, at, f"Host: {first}, {second}\r\n") in (400, 403)
         for host in (
             f"{right}@evil.example",
             f"{right}/evil.example",
             "[::1]evil.example",
             "127.0.0.1:80:80",
         ):
-            assert status_of(door, at, f"Host: {host}\r\n") in (400, 403)
+            assert status_of(HTTP, at, f"Host: {host}\r\n") in (400, 403)
         assert talks.all == []
 
 
-@every_web_door
-def test_who_shows_the_token_may_call_a_server_by_any_name(door: Door) -> None:
+def test_who_shows_the_token_may_call_a_server_by_any_name() -> None:
     for address in ("0.0.0.0", "127.0.0.1"):
-        with serving(door, access=Access(address=address, token=TOKEN)) as (server, _):
+        with serving(HTTP, access=Access(address=address, token=TOKEN)) as (server, _):
             at = ("127.0.0.1", server.addresses[0][1])
             for host in (
                 "192.168.1.7:80",
@@ -143,12 +135,12 @@ def test_who_shows_the_token_may_call_a_server_by_any_name(door: Door) -> None:
                 "trainer",
                 "xn--bcher-kva.example",
             ):
-                assert status_of(door, at, f"Host: {host}\r\n{SECRET}") == 200
+                assert status_of(HTTP, at, f"Host: {host}\r\n{SECRET}") == 200
             page = "Origin: https://evil.example\r\n"
-            assert status_of(door, at, f"Host: evil.example\r\n{page}{SECRET}") == 403
+            assert status_of(HTTP, at, f"Host: evil.example\r\n{page}{SECRET}") == 403
 
 
-@pytest.mark.parametrize("scheme", ["http", "ws", "tcp"])
+@pytest.mark.parametrize("scheme", ["http", "tcp"])
 def test_clients_and_scrapers_of_figures_reach_a_server_by_its_host_name(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,21 +213,10 @@ def test_http_needs_the_token_in_every_request() -> None:
         assert {talk.token for talk in talks.all} == {TOKEN}
 
 
-def test_a_websocket_may_show_its_token_later_but_not_a_wrong_one() -> None:
-    with serving(WEBSOCKET, access=Access(token=TOKEN)) as (server, talks):
-        at = server.addresses[0]
-        assert status_of(WEBSOCKET, at, "Host: localhost\r\nAuthorization: Bearer wrong\r\n") == 401
-        assert talks.all == []
-        assert status_of(WEBSOCKET, at, "Host: localhost\r\n") == 200
-        assert status_of(WEBSOCKET, at, f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\n") == 200
-        assert [talk.token for talk in talks.all] == [None, TOKEN]
-
-
-@every_web_door
-def test_what_is_refused_says_why_as_an_error(door: Door) -> None:
-    with serving(door) as (server, _), Client(door, server.addresses[0], greets=False) as one:
+def test_what_is_refused_says_why_as_an_error() -> None:
+    with serving(HTTP) as (server, _), Client(HTTP, server.addresses[0]) as one:
         headers = "Host: localhost\r\nOrigin: https://evil.example\r\n"
-        one.raw(door.opening(headers) or http_wrap(b"{body", headers))
+        one.raw(http_wrap(b"{body", headers))
         status, headers_back, body = http_response(one.file)
         assert status == 403
         assert headers_back["content-type"] == "application/json"
@@ -245,17 +226,15 @@ def test_what_is_refused_says_why_as_an_error(door: Door) -> None:
 
 @pytest.mark.parametrize("path", ["/other", "/rllink/more"])
 def test_other_paths_are_not_found(path: str) -> None:
-    with serving(HTTP, WEBSOCKET) as (server, talks):
-        for door, address in zip((HTTP, WEBSOCKET), server.addresses, strict=True):
-            with Client(door, address, greets=False) as one:
-                request = door.opening("Host: localhost\r\n") or http_wrap(b"{body")
-                one.raw(request.replace(b"/rllink", path.encode(), 1))
-                assert b" 404 " in one.file.readline()
+    with serving(HTTP) as (server, talks):
+        with Client(HTTP, server.addresses[0]) as one:
+            one.raw(http_wrap(b"{body").replace(b"/rllink", path.encode(), 1))
+            assert b" 404 " in one.file.readline()
         assert talks.all == []
 
 
 def test_other_methods_are_not_allowed() -> None:
-    with serving(HTTP) as (server, _), Client(HTTP, server.addresses[0], greets=False) as one:
+    with serving(HTTP) as (server, _), Client(HTTP, server.addresses[0]) as one:
         one.raw(b"GET /rllink HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b" 405 " in one.file.readline()
 
@@ -350,38 +329,35 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-@streams
-def test_nothing_but_a_greeting_with_the_right_token_is_taken(door: Door) -> None:
+def test_nothing_but_a_greeting_with_the_right_token_is_taken() -> None:
     wrong = [None, "", "wrong", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\u00e9" * 40]
     asked = [*REQUESTS.items(), *(("GET_CONFIG", {"token": token}) for token in wrong)]
     with served(**ASKS) as one:
-        # A server of WebSocket waits a second for the close frame of a peer that is refused.
-        for kind, fields in asked[:: 5 if door.name == "websocket" else 1]:
-            with one.voice(door) as voice:
+        for kind, fields in asked:
+            with one.voice(TCP) as voice:
                 # Whether somebody is there is no secret.
                 voice.ping()
                 assert voice.refused(kind, **fields) == "not_allowed"
                 assert b"{" not in voice.client.rest()
         assert one.status["open_episodes"] == 0
-        with one.sampling(), one.voice(door) as voice:
+        with one.sampling(), one.voice(TCP) as voice:
             assert voice.greet(token=TOKEN)["session"]
             turns = Turns(voice, "e")
             assert turns.act(obs_of(0)) in (0, 1)
             turns.end(obs_of(1))
 
 
-@streams
-def test_those_who_have_shown_no_token_take_nobody_s_place(door: Door) -> None:
+def test_those_who_have_shown_no_token_take_nobody_s_place() -> None:
     with (
         served(settings={"token": TOKEN, "limits": Limits(max_connections=3)}) as one,
-        one.voice(door) as inside,
+        one.voice(TCP) as inside,
     ):
         assert inside.greet(token=TOKEN)["session"]
         crowd = []
         for _ in range(5):
-            crowd.append(one.voice(door))
+            crowd.append(one.voice(TCP))
             assert crowd[-1].ask("PING") == {"type": "PONG"}
-        with one.voice(door) as late:
+        with one.voice(TCP) as late:
             assert late.greet(token=TOKEN)["session"]
             inside.ping()
             late.ping()
@@ -389,9 +365,8 @@ def test_those_who_have_shown_no_token_take_nobody_s_place(door: Door) -> None:
             voice.leave()
 
 
-@every_web_door
-def test_the_right_token_in_a_header_opens_the_door_without_a_greeting(door: Door) -> None:
-    with served(**ASKS) as one, one.sampling(), one.voice(door, headers=BEARER) as voice:
+def test_the_right_token_in_a_header_opens_the_door_without_a_greeting() -> None:
+    with served(**ASKS) as one, one.sampling(), one.voice(HTTP, headers=BEARER) as voice:
         assert Turns(voice, "e").act(obs_of(0)) in (0, 1)
 
 
@@ -516,7 +491,7 @@ def test_plain_bytes_at_a_tls_port_cost_only_their_connection(
 ) -> None:
     with serving(door, access=encrypted) as (server, talks):
         healthy = Client(door, server.addresses[0], tls=trusting)
-        with Client(door, server.addresses[0], greets=False) as plain:
+        with Client(door, server.addresses[0]) as plain:
             plain.raw(b"00000016{no handshake at all}" * 10)
             assert b"{" not in plain.rest()
         assert healthy.ask(b"{fine") == b"{fine"
@@ -535,7 +510,7 @@ def test_a_handshake_that_never_ends_is_not_waited_for_and_counts(
     door: Door, encrypted: Access, trusting: ssl.SSLContext
 ) -> None:
     with serving(door, access=encrypted, limits=Limits(handshake_s=0.5, max_connections=2)) as (server, _):
-        with Client(door, server.addresses[0], greets=False) as one:
+        with Client(door, server.addresses[0]) as one:
             one.raw(b"\x16\x03\x01")
             assert one.rest() == b""
         with Client(door, server.addresses[0], tls=trusting) as two:
@@ -568,7 +543,7 @@ def test_handshakes_that_never_end_take_nobody_s_place(
         Client(door, server.addresses[0], tls=trusting) as inside,
     ):
         assert inside.ask(b"{in") == b"{in"
-        crowd = [Client(door, server.addresses[0], greets=False) for _ in range(10)]
+        crowd = [Client(door, server.addresses[0]) for _ in range(10)]
         for one in crowd:
             with contextlib.suppress(OSError):
                 one.raw(b"\x16\x03\x01")
@@ -615,13 +590,11 @@ def test_a_certificate_that_cannot_be_used_is_a_named_error(
 PATIENCE = 60
 
 
-@pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
+@pytest.mark.parametrize("transport", ["tcp", "http"])
 def test_a_client_is_told_at_once_which_scheme_its_address_should_have(transport: TransportName) -> None:
     with Course(transport=transport) as course:
-        for scheme in ("tcp", "http", "ws", "tcps", "https", "wss"):
-            if scheme == course.scheme or {scheme, course.scheme} == {"http", "ws"}:
-                continue
-            better = scheme[:-1] if scheme.endswith("s") and scheme != "ws" else course.scheme
+        for scheme in {"tcp", "http", "tcps", "https"} - {course.scheme}:
+            better = scheme[:-1] if scheme.endswith("s") else course.scheme
             with pytest.raises(ConfigError, match=rf"{scheme}://.*{better}://"):
                 PolicyClient(f"{scheme}://127.0.0.1:{course.port}", "remote", timeout=PATIENCE)
         with PolicyClient(course.address, "remote", timeout=PATIENCE) as client:
@@ -633,12 +606,12 @@ def test_a_client_is_told_at_once_which_scheme_its_address_should_have(transport
 
 @pytest.mark.slow_unless("tcp")
 @needs_openssl
-@pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
+@pytest.mark.parametrize("transport", ["tcp", "http"])
 def test_a_client_is_told_at_once_of_a_certificate_that_does_not_hold(
     transport: TransportName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = made_in(tmp_path)
-    scheme = SCHEMES[transport] + "s"
+    scheme = transport + "s"
     with Course(transport=transport, access=Access(ssl_certificate=files[0], ssl_key=files[1])) as course:
         with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
             PolicyClient(f"{scheme}://localhost:{course.port}", "remote", timeout=PATIENCE)

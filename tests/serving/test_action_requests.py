@@ -14,7 +14,7 @@ from menv.serving import action_requests, protocol, session
 from menv.serving.action_requests import read_action_requests
 from menv.serving.protocol import BadMessageError, WireFormat
 from menv.serving.value_readers import StepColumns
-from tests.serving.doors import TCP, Door, streams
+from tests.serving.doors import TCP, Door
 from tests.serving.served import AGENTS, MASKED, TWO, Served, obs_of, served
 from tests.serving.voices import Voice
 
@@ -45,13 +45,12 @@ def heard(voice: Voice, count: int) -> dict[str, Any]:
     return {answer.get("episode_id") or answer["code"]: answer for answer in answers}
 
 
-@streams
-def test_a_bad_question_among_good_ones_is_refused_alone_and_nothing_of_it_is_taken(door: Door) -> None:
-    with served() as one, one.voice(door) as voice:
+def test_a_bad_question_among_good_ones_is_refused_alone_and_nothing_of_it_is_taken() -> None:
+    with served() as one, one.voice(TCP) as voice:
         with one.sampling():
             names = begin(voice, 8)
             obs = {name: obs_of(number) for number, name in enumerate(names)} | {"e5": TOO_LARGE}
-            say_at_once(voice, door, *(asks(name, obs[name], seq=0, reward=1.0) for name in names))
+            say_at_once(voice, TCP, *(asks(name, obs[name], seq=0, reward=1.0) for name in names))
             answers = heard(voice, 8)
             assert sorted(answers) == sorted([*(name for name in names if name != "e5"), "out_of_range"])
             assert answers["out_of_range"]["seq"] == 0
@@ -69,9 +68,8 @@ def kind(message: dict[str, Any]) -> dict[str, Any]:
     return {"kind" if key == "type" else key: value for key, value in message.items()}
 
 
-@streams
-def test_refusals_come_in_the_order_of_what_is_refused(door: Door) -> None:
-    with served() as one, one.sampling(), one.voice(door) as voice:
+def test_refusals_come_in_the_order_of_what_is_refused() -> None:
+    with served() as one, one.sampling(), one.voice(TCP) as voice:
         begin(voice, 2)
         said = (
             asks("e0", TOO_LARGE),
@@ -85,7 +83,7 @@ def test_refusals_come_in_the_order_of_what_is_refused(door: Door) -> None:
             asks("e0", TOO_LARGE),
             {"type": "LOG_RETURNS", "episode_id": "e0", "reward": 1.0},
         )
-        say_at_once(voice, door, *said)
+        say_at_once(voice, TCP, *said)
         told = [voice.hear() for _ in said]
         assert [answer.get("code", answer["type"]) for answer in told] == [
             "out_of_range", "PONG", "out_of_range", "unknown_episode", "wrong_length", "malformed",
@@ -101,13 +99,12 @@ def test_what_was_asked_before_a_broken_frame_is_refused_before_it() -> None:
         assert [voice.hear()["code"] for _ in range(3)] == ["out_of_range", "out_of_range", "bad_frame"]
 
 
-@streams
-def test_the_same_question_twice_in_one_round_is_answered_twice_and_asked_once(door: Door) -> None:
-    with served() as one, one.voice(door) as voice:
+def test_the_same_question_twice_in_one_round_is_answered_twice_and_asked_once() -> None:
+    with served() as one, one.voice(TCP) as voice:
         with one.sampling():
             begin(voice, 1)
             said = asks("e0", obs_of(0), seq=0, reward=2.0)
-            say_at_once(voice, door, said, said)
+            say_at_once(voice, TCP, said, said)
             first, second = voice.hear(), voice.hear()
             assert first == second
             assert first["type"] == "ACTION"
@@ -115,26 +112,24 @@ def test_the_same_question_twice_in_one_round_is_answered_twice_and_asked_once(d
         assert one.paid() == pytest.approx(2.0)
 
 
-@streams
-def test_another_message_of_an_episode_that_waits_for_its_action_is_refused(door: Door) -> None:
-    with served() as one, one.voice(door) as voice, one.sampling():
+def test_another_message_of_an_episode_that_waits_for_its_action_is_refused() -> None:
+    with served() as one, one.voice(TCP) as voice, one.sampling():
         begin(voice, 1)
         over = {"type": "END_EPISODE", "episode_id": "e0", "observation": obs_of(1), "seq": 1}
-        say_at_once(voice, door, asks("e0", obs_of(0), seq=0), over)
+        say_at_once(voice, TCP, asks("e0", obs_of(0), seq=0), over)
         answers = heard(voice, 2)
         assert sorted(answers) == ["e0", "wrong_order"]
         assert voice.ask(**kind(over))["type"] == "OK"
 
 
-@streams
-def test_questions_in_both_dialects_are_answered_in_their_own(door: Door) -> None:
-    with served() as one, one.sampling(), one.voice(door) as voice:
+def test_questions_in_both_dialects_are_answered_in_their_own() -> None:
+    with served() as one, one.sampling(), one.voice(TCP) as voice:
         names = begin(voice, 6)
         spoken = [
             asks(name, obs_of(number)) if number % 2 else msgspec.msgpack.encode(asks(name, obs_of(number)))
             for number, name in enumerate(names)
         ]
-        say_at_once(voice, door, *spoken)
+        say_at_once(voice, TCP, *spoken)
         bodies = [voice.client.receive() for _ in names]
         in_json = {json.loads(body)["episode_id"] for body in bodies if body[:1] == b"{"}
         packed = {msgspec.msgpack.decode(body)["episode_id"] for body in bodies if body[:1] != b"{"}
@@ -154,13 +149,12 @@ def calls_of_the_network(one: Served) -> list[int]:
     return calls
 
 
-@streams
-def test_what_is_asked_in_one_round_is_decided_in_one_call(door: Door) -> None:
+def test_what_is_asked_in_one_round_is_decided_in_one_call() -> None:
     with served() as one:
         calls = calls_of_the_network(one)
-        with one.sampling(), one.voice(door) as voice:
+        with one.sampling(), one.voice(TCP) as voice:
             names = begin(voice, 16)
-            say_at_once(voice, door, *(asks(name, obs_of(number)) for number, name in enumerate(names)))
+            say_at_once(voice, TCP, *(asks(name, obs_of(number)) for number, name in enumerate(names)))
             assert sorted(heard(voice, 16)) == sorted(names)
         assert calls == [16]
 
@@ -313,13 +307,12 @@ def test_a_body_that_goes_on_behind_that_of_another_peer_takes_nothing_of_it() -
     assert read_action_requests([begins, WRITTEN[0], ends], WireFormat.JSON) == [None] * 3
 
 
-@streams
-def test_a_body_that_only_looks_like_a_question_finds_done_what_came_before_it(door: Door) -> None:
-    with served() as one, one.sampling(), one.voice(door) as voice:
+def test_a_body_that_only_looks_like_a_question_finds_done_what_came_before_it() -> None:
+    with served() as one, one.sampling(), one.voice(TCP) as voice:
         begin(voice, 1)
         over = {"type": "END_EPISODE", "episode_id": "e0", "observation": obs_of(1), "note": "GET_ACTION"}
         again = {"type": "START_EPISODE", "episode_id": "GET_ACTION"}
-        say_at_once(voice, door, again, asks("GET_ACTION", obs_of(0)), over, asks("e0", obs_of(0)))
+        say_at_once(voice, TCP, again, asks("GET_ACTION", obs_of(0)), over, asks("e0", obs_of(0)))
         told = [voice.hear() for _ in range(4)]
         assert sorted(answer.get("code", answer["type"]) for answer in told) == [
             "ACTION", "EPISODE", "OK", "unknown_episode",

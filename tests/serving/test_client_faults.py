@@ -35,7 +35,7 @@ from tests.serving.courses import (
     play,
     playing,
 )
-from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door, every_door
+from tests.serving.doors import Door, every_door
 from tests.serving.served import PLACES, served, settled
 from tests.serving.talks import eventually
 
@@ -55,7 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 """Seeds of a test in which connections are cut; each cuts several of them at other places."""
 
 
-@pytest.mark.slow_unless("tcp-local-0", "http-remote-0", "wss-remote-0")
+@pytest.mark.slow_unless("tcp-local-0", "http-remote-0", "tcps-remote-0")
 @pytest.mark.parametrize("seed", ROUNDS)
 @every_mode
 @pytest.mark.parametrize(
@@ -63,23 +63,21 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     [
         "tcp",
         "http",
-        "ws",
         pytest.param("tcps", marks=needs_openssl),
         pytest.param("https", marks=needs_openssl),
-        pytest.param("wss", marks=needs_openssl),
     ],
 )
 def test_nothing_is_lost_over_connections_that_are_cut_anywhere_in_handshakes_too(
     scheme: str, mode: Any, seed: int, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("menv.serving.client.client_session._LONGEST_PAUSE_S", 0.05)
-    encrypted = scheme in ("tcps", "https", "wss")
+    encrypted = scheme in ("tcps", "https")
     settings: dict[str, Any] = {}
     most = MOST[mode] + HANDSHAKE * encrypted + 3500 * (scheme == "http" and mode == "remote")
     if encrypted:
         monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
         settings["access"] = Access(ssl_certificate=files[0], ssl_key=files[1])
-    transport: Any = "websocket" if scheme.startswith("ws") else scheme.removesuffix("s")
+    transport: Any = scheme.removesuffix("s")
     rewards = iter(paid := [float(number) for number in range(90)])
     with Course(transport=transport, **settings) as course, cut_wire(course, seed, 8, most) as wire:
         with PolicyClient(
@@ -236,7 +234,6 @@ def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:
 
 AGENTS = ("red_0", "red_1", "blue_0")
 SEEN = np.zeros(10, np.float32)
-DOOR_SCHEMES = {TCP: "tcp", HTTP: "http", WEBSOCKET: "ws"}
 
 
 def some(chance: random.Random, share: float) -> list[str]:
@@ -292,7 +289,7 @@ def test_every_reward_arrives_once_whoever_comes_goes_and_is_paid_when(
         wire = Wire(
             one.envs.addresses[PLACES[door]][1], seed, chance.choice([3, 20]), chance.choice([800, 8000])
         )
-        address = f"{DOOR_SCHEMES[door]}://127.0.0.1:{wire.port}"
+        address = f"{door.name}://127.0.0.1:{wire.port}"
         try:
             with one.sampling():
                 interval = chance.choice([None, 0.01])

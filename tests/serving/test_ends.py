@@ -22,7 +22,7 @@ from menv.serving.transports.tcp import TcpConnection, TcpTransport
 from menv.serving.transports.transport import Arrival
 from tests.engines.processes import open_files
 from tests.house.sources import ROOT
-from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door, every_door
+from tests.serving.doors import HTTP, PATIENCE_S, TCP, Client, Door, every_door
 from tests.serving.few_descriptors import FEW
 from tests.serving.talks import FLOOD, HOLD, LATE, Talks, eventually, meeting, serving
 
@@ -242,12 +242,12 @@ def test_who_is_connected_goes_on_while_there_are_no_file_descriptors_left() -> 
 
 
 def test_several_ports_of_several_kinds_serve_at_once() -> None:
-    with serving(TCP, HTTP, WEBSOCKET, TCP) as (server, talks):
-        assert len({port for _, port in server.addresses}) == 4
-        for door, address in zip((TCP, HTTP, WEBSOCKET, TCP), server.addresses, strict=True):
+    with serving(TCP, HTTP, TCP) as (server, talks):
+        assert len({port for _, port in server.addresses}) == 3
+        for door, address in zip((TCP, HTTP, TCP), server.addresses, strict=True):
             with Client(door, address) as one:
                 assert one.ask(b"{hello") == b"{hello"
-        assert [talk.peer.transport for talk in talks.all] == ["tcp", "http", "websocket", "tcp"]
+        assert [talk.peer.transport for talk in talks.all] == ["tcp", "http", "tcp"]
 
 
 def test_what_a_posted_callback_raises_is_kept_and_hurts_nobody() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import socket
 import threading
@@ -10,23 +9,17 @@ import time
 from typing import Any
 
 import pytest
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from menv.errors import ConfigError
 from menv.serving import Limits
 from tests.serving.doors import (
-    HEADERS,
     HTTP,
     TCP,
-    WEBSOCKET,
     Client,
     Door,
     every_door,
     http_response,
     http_wrap,
-    streams,
-    websocket_frame,
-    websocket_message,
 )
 from tests.serving.talks import FLOOD, HOLD, eventually, meeting, serving
 
@@ -57,11 +50,7 @@ def test_a_body_that_is_too_long_is_refused_while_another_peer_goes_on(door: Doo
     with serving(door, limits=TINY) as (server, talks):
         with Client(door, server.addresses[0]) as healthy, Client(door, server.addresses[0]) as one:
             one.send(b"{" * 1_001)
-            if door is WEBSOCKET:
-                opcode, data = websocket_message(one.file)
-                assert (opcode, data[:2]) == (8, (1009).to_bytes(2, "big"))
-            else:
-                assert b"too_large: " in one.receive()
+            assert b"too_large: " in one.receive()
             assert one.rest() == b""
             assert healthy.ask(b"{fine") == b"{fine"
         assert talks.bodies == [b"{fine"]
@@ -98,25 +87,14 @@ def test_a_body_in_chunks_is_bounded_while_it_comes() -> None:
         assert talks.bodies == [bytes(100)]
 
 
-def test_a_message_in_fragments_is_bounded_while_it_comes() -> None:
-    with meeting(WEBSOCKET, max_body=1_000) as (_server, talks, one):
-        parts = [websocket_frame(b"{", 2, last=False), websocket_frame(b"a" * 998, 0, last=False)]
-        one.raw(b"".join([*parts, websocket_frame(b"", 9), websocket_frame(b"b", 0)]))
-        assert websocket_message(one.file)[0] == 10
-        assert one.receive() == b"{" + b"a" * 998 + b"b"
-        one.raw(b"".join([*parts, websocket_frame(b"bc", 0)]))
-        assert websocket_message(one.file)[0] == 8
-        assert len(talks.bodies) == 1
-
-
 @every_door
 def test_somebody_too_many_is_told_so_and_the_place_is_free_again_when_somebody_leaves(door: Door) -> None:
     with serving(door, limits=Limits(max_connections=2)) as (server, _talks):
         first, second = Client(door, server.addresses[0]), Client(door, server.addresses[0])
         assert second.ask(b"{in") == b"{in"
         assert first.ask(b"{in") == b"{in"
-        with Client(door, server.addresses[0], greets=False) as third:
-            third.raw(door.opening(HEADERS) or (door.wrap(b"{") if door is HTTP else b""))
+        with Client(door, server.addresses[0]) as third:
+            third.raw(door.wrap(b"{") if door is HTTP else b"")
             told = third.rest()
             assert b"too_many: " in told
             assert told.startswith(b"0" if door is TCP else b"HTTP/1.1 503 ")
@@ -133,9 +111,9 @@ def test_as_many_as_are_allowed_may_come_at_once(door: Door) -> None:
     with serving(door, limits=Limits(max_connections=30)) as (server, _):
         for _ in range(5):
             assert eventually(lambda: server.connections == 0)
-            crowd = [Client(door, server.addresses[0], greets=False) for _ in range(30)]
+            crowd = [Client(door, server.addresses[0]) for _ in range(30)]
             for one in crowd:
-                one.raw(door.opening("Host: localhost\r\n") + door.wrap(b"{in"))
+                one.raw(door.wrap(b"{in"))
             for one in crowd:
                 assert b"503" not in one.file.peek()
                 assert b"too_many" not in one.file.peek()
@@ -157,20 +135,19 @@ def test_those_who_have_come_and_gone_take_nobody_s_place_and_are_heard(door: Do
         ready = threading.Event()
         server.post(ready.wait)
         for _ in range(150):
-            with Client(door, server.addresses[0], greets=False) as one:
-                one.raw(door.opening("Host: localhost\r\n") + door.wrap(b"{gone"))
+            with Client(door, server.addresses[0]) as one:
+                one.raw(door.wrap(b"{gone"))
         threading.Timer(0.1, ready.set).start()
         with Client(door, server.addresses[0]) as late:
             assert late.ask(b"{in") == b"{in"
-        # A message of a WebSocket may follow the handshake, not come with it.
-        assert eventually(lambda: len(talks.bodies) == (1 if door is WEBSOCKET else 151))
+        assert eventually(lambda: len(talks.bodies) == 151)
 
 
 @every_door
 def test_those_who_say_nothing_take_nobody_s_place(door: Door) -> None:
     with meeting(door, max_connections=5) as (server, _, inside):
         assert inside.ask(b"{in") == b"{in"
-        crowd = [Client(door, server.addresses[0], greets=False) for _ in range(20)]
+        crowd = [Client(door, server.addresses[0]) for _ in range(20)]
         with Client(door, server.addresses[0]) as late:
             assert late.ask(b"{in as well") == b"{in as well"
             assert inside.ask(b"{still in") == b"{still in"
@@ -178,7 +155,7 @@ def test_those_who_say_nothing_take_nobody_s_place(door: Door) -> None:
             one.leave()
 
 
-@pytest.mark.slow_unless("body-tcp", "first word-http", "body-websocket")
+@pytest.mark.slow_unless("body-tcp", "first word-http")
 @every_door
 @pytest.mark.parametrize("opens", [True, False], ids=["body", "first word"])
 def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> None:
@@ -209,7 +186,7 @@ def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> No
 @every_door
 def test_somebody_who_says_nothing_is_not_kept(door: Door) -> None:
     limits = Limits(handshake_s=0.2)
-    with serving(door, limits=limits) as (server, _), Client(door, server.addresses[0], greets=False) as one:
+    with serving(door, limits=limits) as (server, _), Client(door, server.addresses[0]) as one:
         one.rest()
         assert eventually(lambda: server.connections == 0)
 
@@ -255,11 +232,10 @@ def test_somebody_too_fast_is_slowed_down_and_loses_nothing(door: Door) -> None:
         assert time.perf_counter() - start > 0.4
 
 
-@streams
-def test_replies_that_nobody_reads_do_not_pile_up(door: Door) -> None:
+def test_replies_that_nobody_reads_do_not_pile_up() -> None:
     with (
-        meeting(door, max_unsent=3_000_000) as (server, talks, greedy),
-        Client(door, server.addresses[0]) as healthy,
+        meeting(TCP, max_unsent=3_000_000) as (server, talks, greedy),
+        Client(TCP, server.addresses[0]) as healthy,
     ):
         for _ in range(30):
             greedy.send(HOLD)
@@ -297,23 +273,6 @@ def test_somebody_who_does_not_read_the_metrics_is_cut_off() -> None:
             one.raw(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
             assert eventually(lambda: server.connections == 1)
             assert eventually(lambda: server.connections == 0)
-
-
-def test_pings_of_somebody_who_does_not_read_use_no_memory() -> None:
-    def unwritten() -> int:
-        found = [one for one in gc.get_objects() if issubclass(type(one), WebSocketsSansIOProtocol)]
-        return sum(one.transport.get_write_buffer_size() for one in found)
-
-    with meeting(WEBSOCKET) as (server, talks, one):
-        one.send(HOLD)
-        assert eventually(lambda: talks.bodies)
-        server.post(lambda: talks.all[0].held[0](bytes(16_000_000)))
-        assert eventually(unwritten)
-        before = unwritten()
-        one.raw(websocket_frame(bytes(125), 9) * 8_000)
-        one.send(b"{after")
-        assert eventually(lambda: b"{after" in talks.bodies)
-        assert unwritten() <= before
 
 
 def test_conversations_over_http_are_bounded_and_those_with_a_connection_stay() -> None:
@@ -360,16 +319,15 @@ def greedy(door: Door, address: Address, ended: threading.Event) -> None:
                 ended.wait(0.05)
 
 
-@streams
-def test_a_flood_of_bodies_is_handled_in_turns_with_others(door: Door) -> None:
-    with meeting(door) as (server, talks, flood), Client(door, server.addresses[0]) as healthy:
+def test_a_flood_of_bodies_is_handled_in_turns_with_others() -> None:
+    with meeting(TCP) as (server, talks, flood), Client(TCP, server.addresses[0]) as healthy:
         # Who was heard of last is looked at first.
         assert healthy.ask(b"{first") == b"{first"
         assert flood.ask(b"{second") == b"{second"
         # The thread is held up until everything lies there, that of the healthy one last.
         ready = threading.Event()
         server.post(ready.wait)
-        flood.raw(door.wrap(b"{") * 5_000)
+        flood.raw(TCP.wrap(b"{") * 5_000)
         healthy.send(b"{healthy")
         time.sleep(0.1)
         ready.set()
@@ -422,32 +380,10 @@ def test_spoilt_bytes_are_no_fault_and_no_burden(door: Door) -> None:
     speak_badly(door, 150)
 
 
-def test_pings_alone_keep_no_half_sent_body_alive() -> None:
-    limits = Limits(handshake_s=0.3)
-    with serving(WEBSOCKET, limits=limits) as (server, _), Client(WEBSOCKET, server.addresses[0]) as one:
-        one.raw(websocket_frame(b"{half", 2, last=False))
-        end = threading.Event()
-
-        def ping() -> None:
-            while not end.wait(0.02):
-                try:
-                    one.raw(websocket_frame(b"", 9))
-                except OSError:
-                    return
-
-        pinging = threading.Thread(target=ping)
-        pinging.start()
-        assert b"too_slow: " in one.rest()
-        end.set()
-        pinging.join()
-
-
-def test_an_http_client_of_the_standard_library_and_a_websocket_client_of_the_package_talk() -> None:
+def test_an_http_client_of_the_standard_library_talks() -> None:
     import http.client
 
-    from websockets.sync.client import connect
-
-    with serving(HTTP, WEBSOCKET) as (server, talks):
+    with serving(HTTP) as (server, _):
         web = http.client.HTTPConnection(*server.addresses[0], timeout=10)
         for body in (b'{"a": 1}', b"\x81\xa1a\x01", b"{" + bytes(1_000_000)):
             web.request("POST", "/rllink", body)
@@ -456,12 +392,3 @@ def test_an_http_client_of_the_standard_library_and_a_websocket_client_of_the_pa
             assert (response.status, response.headers["content-type"]) == (200, kind)
             assert response.read() == body
         web.close()
-        host, port = server.addresses[1]
-        with connect(f"ws://{host}:{port}/rllink") as chat:
-            chat.send('{"a": 1}')
-            assert chat.recv() == '{"a": 1}'
-            chat.send(b"\x81\xa1a\x01")
-            assert chat.recv() == b"\x81\xa1a\x01"
-            chat.send(['{"a"', ": 1}"])
-            assert chat.recv() == '{"a": 1}'
-        assert len(talks.all) == 4

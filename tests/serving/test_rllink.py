@@ -62,7 +62,7 @@ class Player:
         return episodes
 
 
-@pytest.mark.slow_unless("json-tcp", "msgpack-http", "json-websocket")
+@pytest.mark.slow_unless("json-tcp", "msgpack-http")
 @every_door
 @both_dialects
 def test_the_conversation_of_rllink_in_every_dialect_and_through_every_door(

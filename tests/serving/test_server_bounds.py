@@ -236,7 +236,7 @@ def by_questions(voice: Voice) -> None:
     turns.act(obs_of(1))
 
 
-@pytest.mark.slow_unless("tcp-questions", "http-chunks", "websocket-questions")
+@pytest.mark.slow_unless("tcp-questions", "http-chunks")
 @pytest.mark.parametrize("play", [by_chunks, by_questions], ids=["chunks", "questions"])
 @every_door
 def test_clients_that_vanish_leave_faulty_episodes_that_are_in_no_mean(

@@ -171,14 +171,14 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_transports_import_nothing_heavy_until_they_are_used() -> None:
-    heavy = ("starlette", "uvicorn", "websockets", "h11", "torch", "onnxruntime", "ray")
+    heavy = ("starlette", "uvicorn", "h11", "torch", "onnxruntime", "ray")
     done = python(f"{OURS}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])")
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 @pytest.mark.parametrize(
     ("transport", "package"),
-    [("HttpTransport", "starlette"), ("HttpTransport", "uvicorn"), ("HttpTransport", "websockets")],
+    [("HttpTransport", "starlette"), ("HttpTransport", "uvicorn")],
 )
 def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it(
     transport: str, package: str
@@ -194,5 +194,5 @@ def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs
 
 
 def test_tcp_needs_none_of_them() -> None:
-    missing = "import sys\nfor name in ('starlette', 'uvicorn', 'websockets'):\n    sys.modules[name] = None"
+    missing = "import sys\nfor name in ('starlette', 'uvicorn'):\n    sys.modules[name] = None"
     assert python(missing + START.format(module="tcp", transport="TcpTransport")).stdout == "started\n"

@@ -12,14 +12,14 @@ import pytest
 
 from menv.serving import RLlinkInput
 from menv.serving import session as sessions
-from tests.serving.doors import HTTP, TCP, WEBSOCKET, Client, Door, streams
+from tests.serving.doors import HTTP, TCP, Client, Door
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, episode
 
 every_change = pytest.mark.parametrize(
     "doors",
-    [(TCP, TCP), (WEBSOCKET, TCP), (TCP, HTTP), (HTTP, WEBSOCKET)],
+    [(TCP, TCP), (TCP, HTTP), (HTTP, TCP)],
     ids=lambda pair: "-".join(d.name for d in pair),
 )
 AWAY_S = 0.5
@@ -79,7 +79,7 @@ def returned(one: Served, door: Door, session: str, before: Turns) -> Turns:
     return before.taken_up(voice, greeting["resume"][before.name]["seq"])
 
 
-@pytest.mark.slow_unless("*-websocket-tcp", "*-http-websocket")
+@pytest.mark.slow_unless("*-tcp-http", "*-http-tcp")
 @pytest.mark.each_value
 @every_change
 @every_state
@@ -113,10 +113,9 @@ def test_an_episode_goes_on_over_another_connection_whatever_it_waited_for(
         assert lengths == [2 + (state in (asked, answered, paid, logged))]
 
 
-@streams
-def test_the_latency_of_actions_is_reported_once(door: Door) -> None:
+def test_the_latency_of_actions_is_reported_once() -> None:
     with served() as one, one.sampling():
-        voice = one.voice(door)
+        voice = one.voice(TCP)
         turns = Turns(voice, "e")
         turns.act(obs_of(0))
         found = one.status
@@ -129,16 +128,14 @@ def test_the_latency_of_actions_is_reported_once(door: Door) -> None:
         voice.leave()
 
 
-@pytest.mark.slow_unless("closed-*-tcp", "reset-*-websocket")
-@streams
 @every_state
 @pytest.mark.parametrize("leave", [Client.leave, Client.reset], ids=["closed", "reset"])
 def test_a_client_that_never_asked_to_return_loses_its_episodes_at_once(
-    door: Door, state: State, leave: Callable[[Client], None]
+    state: State, leave: Callable[[Client], None]
 ) -> None:
     with served() as one:
         with one.sampling():
-            voice = one.voice(door)
+            voice = one.voice(TCP)
             turns = Turns(voice, "e")
             turns.act(obs_of(1))
             turns.pay(0.5)
@@ -186,7 +183,7 @@ def test_a_client_may_return_before_its_old_connection_is_known_to_be_lost() -> 
         with one.voice() as old:
             session = old.greet()["session"]
             turns = Turns(old, "e")
-            again = returned(one, WEBSOCKET, session, turns)
+            again = returned(one, HTTP, session, turns)
         with again.voice:
             assert eventually(lambda: one.status["clients_connected"] == 1)
             stays_open(one)

@@ -15,7 +15,7 @@ from menv.callbacks import DefaultCallbacks
 from menv.serving import Limits
 from tests.engines.processes import open_files, resident
 from tests.serving.corpus import ACTIONS, OBS, Damage
-from tests.serving.doors import DOORS, HEADERS, TCP, Client, Door, every_door
+from tests.serving.doors import DOORS, TCP, Client, Door, every_door
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.test_sessions import STATES
@@ -149,10 +149,10 @@ def test_twenty_thousand_damaged_frames_cost_a_healthy_client_nothing() -> None:
 @every_door
 def test_three_hundred_slow_or_silent_connections_cost_a_healthy_client_nothing(door: Door) -> None:
     limits = Limits(max_connections=400, handshake_s=600.0)
-    message = door.opening(HEADERS) + door.wrap(LAST)
+    message = door.wrap(LAST)
     with beside_a_healthy_client(door, settings={"limits": limits}) as (one, healthy):
         address = one.envs.addresses[DOORS.index(door)]
-        crowd = [Client(door, address, greets=False) for _ in range(300)]
+        crowd = [Client(door, address) for _ in range(300)]
         silent, halved, dripping = (crowd[place::3] for place in range(3))
         for peer in halved:
             peer.raw(message[: len(message) // 2])

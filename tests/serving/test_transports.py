@@ -25,15 +25,12 @@ from tests.serving.doors import (
     HTTP,
     PATIENCE_S,
     TCP,
-    WEBSOCKET,
     Client,
     Door,
     every_door,
     http_response,
     http_wrap,
-    streams,
     tcp_wrap,
-    websocket_frame,
 )
 from tests.serving.talks import (
     CLOSE,
@@ -106,9 +103,8 @@ def test_requests_sent_without_waiting_are_answered_in_their_order(door: Door) -
         sending.join()
 
 
-@streams
-def test_replies_go_out_as_they_come(door: Door) -> None:
-    with meeting(door) as (_server, _, one):
+def test_replies_go_out_as_they_come() -> None:
+    with meeting(TCP) as (_server, _, one):
         one.send(LATE)
         one.send(b"{soon")
         assert [one.receive(), one.receive()] == [b"{soon", LATE]
@@ -150,12 +146,9 @@ def test_a_conversation_may_end_later_without_a_word(door: Door) -> None:
         server.post(talks.all[0].closes[0])
 
 
-@streams
-def test_after_the_end_of_a_conversation_replies_are_dropped_and_bodies_are_not_handed_to_it(
-    door: Door,
-) -> None:
-    with meeting(door) as (server, talks, one):
-        one.raw(door.wrap(HOLD) + door.wrap(CLOSE) + door.wrap(b"{more") * 100)
+def test_after_the_end_of_a_conversation_replies_are_dropped_and_bodies_are_not_handed_to_it() -> None:
+    with meeting(TCP) as (server, talks, one):
+        one.raw(TCP.wrap(HOLD) + TCP.wrap(CLOSE) + TCP.wrap(b"{more") * 100)
         assert one.receive() == CLOSE
         server.post(lambda: talks.all[0].held[0](b"{too late"))
         assert b"late" not in one.rest()
@@ -169,14 +162,6 @@ def test_what_came_before_a_broken_frame_is_answered_first() -> None:
         assert b"bad_frame: " in one.receive()
         assert one.rest() == b""
         assert len(talks.bodies) == 100
-
-
-def test_what_came_before_a_websocket_was_closed_is_handled() -> None:
-    with meeting(WEBSOCKET) as (_server, talks, one):
-        one.raw(WEBSOCKET.wrap(b"{good") * 100 + websocket_frame(b"\x03\xe8", 8))
-        one.rest()
-        assert eventually(lambda: talks.bodies == [b"{good"] * 100)
-        assert eventually(lambda: talks.losses == [1])
 
 
 @every_door
@@ -203,8 +188,8 @@ def test_a_fault_in_a_refusal_is_kept_as_well(door: Door, monkeypatch: pytest.Mo
     with serving(door, faults=1) as (server, talks):
         monkeypatch.setattr(talks, "refused", lambda why: 1 // 0)
         headers = "Host: evil.example\r\n"
-        with Client(door, server.addresses[0], greets=False) as one:
-            one.raw(b"no header" if door is TCP else door.opening(headers) or http_wrap(b"{body", headers))
+        with Client(door, server.addresses[0]) as one:
+            one.raw(b"no header" if door is TCP else http_wrap(b"{body", headers))
             one.rest()
         assert eventually(lambda: server.connections == 0)
 
@@ -280,10 +265,9 @@ LARGE = 700_000
 """Bytes that no single look takes."""
 
 
-@streams
-def test_more_than_one_look_takes_comes_whole_while_others_are_answered(door: Door) -> None:
-    with meeting(door) as (server, talks, one), Client(door, server.addresses[0]) as other:
-        whole = door.wrap(b"{" + bytes(LARGE))
+def test_more_than_one_look_takes_comes_whole_while_others_are_answered() -> None:
+    with meeting(TCP) as (server, talks, one), Client(TCP, server.addresses[0]) as other:
+        whole = TCP.wrap(b"{" + bytes(LARGE))
         one.raw(whole[:-1])
         for _ in range(20):
             assert other.ask(b"{short") == b"{short"
@@ -408,14 +392,13 @@ def test_a_transport_of_another_server_is_refused_and_goes_on_serving_it() -> No
             assert client.ask(b"{in") == b"{in"
 
 
-def test_middleware_of_the_application_sees_http_and_websockets_on_one_port() -> None:
+def test_middleware_of_the_application_sees_requests() -> None:
     transport = HttpTransport()
     transport.app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost"])
     with Server(Talks(), [transport]) as server:
         address = server.addresses[0]
-        for door in (HTTP, WEBSOCKET):
-            with Client(door, address) as peer:
-                assert peer.ask(b"{in") == b"{in"
+        with Client(HTTP, address) as peer:
+            assert peer.ask(b"{in") == b"{in"
         with Client(HTTP, address) as stranger:
             stranger.raw(b"GET /health HTTP/1.1\r\nHost: lab.example\r\n\r\n")
             assert http_response(stranger.file)[0] == 400

@@ -22,7 +22,7 @@ class Voice:
         door: The way in.
         address: Of its port.
         msgpack: Whether bodies are msgpack instead of JSON.
-        headers: Of HTTP requests, and of the one that opens a WebSocket.
+        headers: Of HTTP requests.
         session: Value of `menv-session` over HTTP; None makes one up.
     """
 
@@ -35,7 +35,7 @@ class Voice:
         headers: str = HEADERS,
         session: str | None = None,
     ) -> None:
-        self.client = Client(door, address, headers=headers)
+        self.client = Client(door, address)
         self._headers = f"{headers}menv-session: {session or secrets.token_hex(16)}\r\n"
         self._over_http = door is HTTP
         self._encode: Callable[[Any], bytes] = (

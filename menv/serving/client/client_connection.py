@@ -1,4 +1,4 @@
-"""Connections of a client to a policy server, over HTTP, TCP or WebSocket.
+"""Connections of a client to a policy server, over HTTP or TCP.
 
 `connect` opens one for an address; `ClientSession` uses it and replaces it when it fails. A connection carries message
 bodies and does not read them. After a `TransportError` the session connects again.
@@ -9,29 +9,23 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
-import logging
 import socket
 import ssl
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from menv.errors import ConfigError, MissingExtraError
+from menv.errors import ConfigError
 from menv.serving.protocol import (
     MOST_BODY_BYTES,
     BadMessageError,
-    Error,
-    ErrorCode,
     Frames,
-    WireFormat,
-    encode,
     frame,
 )
 
-SCHEMES = ("http", "https", "tcp", "tcps", "ws", "wss")
-_ENCRYPTED = ("https", "tcps", "wss")
+SCHEMES = ("http", "https", "tcp", "tcps")
+_ENCRYPTED = ("https", "tcps")
 _PATH = "/rllink"
 _LAST_LATIN_1 = 0xFF
 
@@ -41,7 +35,7 @@ TransportError = (OSError, http.client.HTTPException)
 
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
-    """Where a server is; `path` is used by HTTP and WebSocket."""
+    """Where a server is; `path` is used by HTTP."""
 
     scheme: str
     host: str
@@ -114,7 +108,7 @@ def _wrong_address(text: str) -> ConfigError:
 
 
 MOST_ANSWER_BYTES = 1 << 30
-"""Limit for HTTP and WebSocket bodies; a menv server sends nothing longer."""
+"""Limit for HTTP bodies; a menv server sends nothing longer."""
 
 
 def open_socket(address: ClientAddress, timeout: float) -> socket.socket:
@@ -202,7 +196,7 @@ def check_first_bytes(address: ClientAddress, data: bytes) -> None:
     """Raise ConfigError if the first bytes of a server belong to another protocol than the address names."""
     digits = data[:_FRAME_DIGITS]
     if address.scheme == "tcp" and data.startswith(b"HTTP/"):
-        raise _wrong_scheme(address, "speaks HTTP or WebSocket", "http", "ws")
+        raise _wrong_scheme(address, "speaks HTTP", "http")
     # Digits alone may also be a truncated frame of the right protocol.
     if address.scheme != "tcp" and len(digits) == _FRAME_DIGITS and digits.isdigit():
         raise _wrong_scheme(address, "speaks RLlink over TCP", "tcp")
@@ -231,183 +225,39 @@ def _wrong_scheme(address: ClientAddress, found: str, *schemes: str, tls: bool |
 
 
 _CHUNK = 1 << 16
-_GOING_AWAY, _TOO_LARGE = 1001, 1009
-_UNAUTHORIZED, _NO_SUCH_METHOD = (401, 403), 405
-_ENDED = "the server ended the connection"
-_SILENT_LOGGER = logging.Logger("menv.serving.client.websocket", logging.CRITICAL)
-"""Errors are raised, not logged; this logger has no parent and no handler."""
 
 
-class _StreamConnection:
-    """A socket on which bodies arrive; subclasses read them from its bytes."""
+class TcpClientConnection:
+    """RLlink's frames on a socket."""
 
     answers_all = False
 
     def __init__(self, address: ClientAddress, timeout: float) -> None:
         self._address, self._timeout = address, timeout
         self._bodies: list[bytes] = []
-        self._socket = open_socket(address, timeout)
-
-    def receive(self) -> bytes:
-        deadline = ReadDeadline(self._timeout)
-        while not self._bodies:
-            size = self._read()
-            if not self._bodies:
-                deadline.received(size)
-        return self._bodies.pop(0)
-
-    def _read(self) -> int:
-        """Read the next bytes into `_bodies`; return how many of them extend the deadline."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        close_socket(self._socket)
-
-
-class TcpClientConnection(_StreamConnection):
-    """RLlink's frames on a socket."""
-
-    def __init__(self, address: ClientAddress, timeout: float) -> None:
-        super().__init__(address, timeout)
         self._frames = Frames(MOST_BODY_BYTES)
+        self._socket = open_socket(address, timeout)
 
     def send(self, body: bytes) -> None:
         self._socket.sendall(frame(body))
 
-    def _read(self) -> int:
-        data = self._socket.recv(_CHUNK)
-        if not data:
-            raise ConnectionResetError(_ENDED)
-        try:
-            self._bodies = self._frames.feed(data)
-        except BadMessageError as error:
-            check_first_bytes(self._address, data)
-            raise ConnectionAbortedError(f"the server sent no frame ({error.text})") from error
-        return len(data)
-
-
-class WebSocketClientConnection(_StreamConnection):
-    """One binary message for each body. `websockets` does the protocol, this class the socket.
-
-    One thread both reads and writes: in some versions of Python a TLS socket may hold back written data while another
-    thread reads.
-    """
-
-    def __init__(self, address: ClientAddress, token: str | None, timeout: float) -> None:
-        try:
-            from websockets.client import ClientProtocol
-            from websockets.frames import DATA_OPCODES
-            from websockets.uri import parse_uri
-        except ImportError as error:
-            raise MissingExtraError(
-                "PolicyClient: WebSocket needs websockets, which is not installed; pip install 'menv-rl[serve]', "
-                "or take an address that begins with http:// or tcp://"
-            ) from error
-        uri = parse_uri(f"ws{'s' * address.tls}://{address.authority}{address.path}")
-        self._protocol = ClientProtocol(uri, max_size=MOST_ANSWER_BYTES, logger=_SILENT_LOGGER)
-        self._data_opcodes = DATA_OPCODES
-        self._fragments: list[bytes] = []
-        # `close` may run in another thread than `send`.
-        self._writing = threading.Lock()
-        super().__init__(address, timeout)
-        try:
-            self._handshake(token)
-        except BaseException:
-            close_socket(self._socket)
-            raise
-
-    def send(self, body: bytes) -> None:
-        with self._writing:
+    def receive(self) -> bytes:
+        deadline = ReadDeadline(self._timeout)
+        while not self._bodies:
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise ConnectionResetError("the server ended the connection")
             try:
-                self._protocol.send_binary(body)
-            except Exception as error:
-                # websockets raises its own exception when the connection has ended.
-                raise ConnectionResetError(_ENDED) from error
-            self._flush()
+                self._bodies = self._frames.feed(data)
+            except BadMessageError as error:
+                check_first_bytes(self._address, data)
+                raise ConnectionAbortedError(f"the server sent no frame ({error.text})") from error
+            if not self._bodies:
+                deadline.received(len(data))
+        return self._bodies.pop(0)
 
     def close(self) -> None:
-        with contextlib.suppress(Exception), self._writing:
-            self._protocol.send_close(_GOING_AWAY)
-            self._flush()
-        super().close()
-
-    def _handshake(self, token: str | None) -> None:
-        protocol, address = self._protocol, self._address
-        request = protocol.connect()
-        if token is not None:
-            request.headers["Authorization"] = f"Bearer {token}"
-        protocol.send_request(request)
-        self._flush()
-        answer, begin, deadline = None, b"", ReadDeadline(self._timeout)
-        while answer is None and protocol.handshake_exc is None:
-            data, events = self._next_events()
-            begin = begin or data
-            deadline.received(len(data))
-            # The first messages may arrive together with the answer.
-            answer, *frames = events or [None]
-            self._add_frames(frames)
-        why = protocol.handshake_exc
-        if why is None:
-            return
-        status = getattr(answer, "status_code", None)
-        if status is None:
-            check_first_bytes(address, begin)
-            raise ConnectionResetError("the server ended the connection before it answered")
-        if status in _UNAUTHORIZED:
-            raise ConfigError(
-                f"PolicyClient: {address} refuses ({why}), expected to be let in; check token and address"
-            ) from why
-        if status == _NO_SUCH_METHOD:
-            raise _wrong_scheme(address, "speaks HTTP and no WebSocket", "http")
-        raise ConnectionRefusedError(f"the server lets no WebSocket in ({why})") from why
-
-    def _read(self) -> int:
-        if self._protocol.close_expected():
-            self._bodies.append(self._too_large_answer())
-            return 0
-        data, events = self._next_events()
-        # Control frames alone do not extend the deadline.
-        return len(data) if self._add_frames(events) or not events else 0
-
-    def _too_large_answer(self) -> bytes:
-        """Return the ERROR message that other transports send for a body that is too large."""
-        end = self._protocol.close_rcvd
-        if end is None or end.code != _TOO_LARGE:
-            raise ConnectionResetError(_ENDED)
-        why = f"a body that the server does not take ({end.reason}); see Limits.max_body"
-        return encode(Error(code=ErrorCode.TOO_LARGE, message=why), WireFormat.MSGPACK)
-
-    def _next_events(self) -> tuple[bytes, list[Any]]:
-        """Return the next received bytes, and the handshake's answer or the frames that they complete."""
-        protocol = self._protocol
-        data = self._socket.recv(_CHUNK)
-        if data:
-            protocol.receive_data(data)
-        else:
-            protocol.receive_eof()
-        events: list[Any] = protocol.events_received()
-        with self._writing:
-            # Send a pong, or the answer to a close frame.
-            self._flush()
-        if not data and not events and protocol.handshake_exc is None:
-            raise ConnectionResetError(_ENDED)
-        return data, events
-
-    def _add_frames(self, frames: list[Any]) -> bool:
-        """Keep the frames of messages; return whether there is one among them, not control frames alone."""
-        parts = [frame for frame in frames if frame.opcode in self._data_opcodes]
-        for part in parts:
-            self._fragments.append(bytes(part.data))
-            if part.fin:
-                self._bodies.append(b"".join(self._fragments))
-                self._fragments.clear()
-        return bool(parts)
-
-    def _flush(self) -> None:
-        for data in self._protocol.data_to_send():
-            # An empty chunk marks the end, which `close` handles.
-            if data:
-                self._socket.sendall(data)
+        close_socket(self._socket)
 
 
 _MSGPACK = "application/msgpack"
@@ -468,7 +318,7 @@ def _body_of(response: http.client.HTTPResponse) -> bytes:
     return body
 
 
-ClientConnection: TypeAlias = TcpClientConnection | HttpClientConnection | WebSocketClientConnection
+ClientConnection: TypeAlias = TcpClientConnection | HttpClientConnection
 """Used by one thread at a time; `close` may come from any thread and wakes a waiting one.
 
 `answers_all` is True where the server answers every body. Failures are a `TransportError`.
@@ -478,15 +328,12 @@ ClientConnection: TypeAlias = TcpClientConnection | HttpClientConnection | WebSo
 def connect(address: ClientAddress, token: str | None, timeout: float, name: str) -> ClientConnection:
     """Open a connection; `name` identifies the conversation over HTTP.
 
-    Raises a `TransportError` where no server answers, ConfigError for a wrong token or scheme, and MissingExtraError
-    for WebSocket without its package.
+    Raises a `TransportError` where no server answers, ConfigError for a wrong token or scheme.
     """
     try:
         if address.scheme == "tcp":
             return TcpClientConnection(address, timeout)
-        if address.scheme == "http":
-            return HttpClientConnection(address, token, timeout, name)
-        return WebSocketClientConnection(address, token, timeout)
+        return HttpClientConnection(address, token, timeout, name)
     except OSError as error:
         check_tls_error(address, error)
         raise

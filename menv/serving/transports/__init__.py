@@ -1,4 +1,4 @@
-"""Transports carry the bodies of messages over TCP, HTTP and WebSocket.
+"""Transports carry the bodies of messages over TCP and HTTP.
 
 `transport` defines the interface, `server` runs transports in one thread, `access` decides who may connect.
 """

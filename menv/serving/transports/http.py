@@ -1,8 +1,7 @@
-"""HTTP and WebSocket on one port: a Starlette application under uvicorn.
+"""HTTP: a Starlette application under uvicorn.
 
-`POST /rllink` has one body in the request and one in the response; a WebSocket at `/rllink` or `/` has one body in each
-message. `GET /health` and `GET /metrics` are for operators. `ListeningSocket` bounds what uvicorn does not: connections
-without a request, and the time that they may take.
+`POST /rllink` has one body in the request and one in the response. `GET /health` and `GET /metrics` are for operators.
+`ListeningSocket` bounds what uvicorn does not: connections without a request, and the time that they may take.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import logging
 import math
 import re
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,48 +33,35 @@ from menv.serving.transports.transport import (
 
 try:
     import h11
-    import websockets
     from starlette.applications import Starlette
     from starlette.middleware.cors import CORSMiddleware
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, Response
-    from starlette.routing import Route, WebSocketRoute
+    from starlette.routing import Route
     from starlette.types import Message, Receive, Scope, Send
     from uvicorn import Config, Server
     from uvicorn.protocols.http.h11_impl import H11Protocol
-    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 except ImportError as error:
     raise MissingExtraError(
-        "HttpTransport: the packages starlette, uvicorn and websockets are not installed, expected them for this "
-        "transport; run: pip install 'menv-rl[serve]'"
+        "HttpTransport: the packages starlette and uvicorn are not installed; run: pip install 'menv-rl[serve]'"
     ) from error
-else:
-    del websockets
 
 LINGER_S = 1.0
 """Seconds that a refused peer has to read the reason."""
 _JSON = b"{ \t\r\n"
-_TEXT = tuple(bytes([one]) for one in _JSON)
 _SESSION = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 _HEADERS = (b"authorization", b"content-length", b"host", b"menv-session", b"origin")
 _MAX_PIECES = 64
 """Pieces of a body in the chunked encoding, and further ones of `_PIECE_BYTES` bytes on average."""
 _PIECE_BYTES = 1_024
-_WEBSOCKET_PATHS = ("/", "/rllink")
-_POLICY_VIOLATION = 1008
-_MAX_UNWRITTEN = 65_536
-"""Bytes of replies that wait to be written to a WebSocket before its next message is read."""
-_MESSAGES_IN_A_ROW = 16
-"""Messages of a WebSocket that are handled before other peers get their turn."""
 
 
 class HttpTransport(Listener):
-    """Listens for HTTP and WebSocket clients.
+    """Listens for HTTP clients.
 
     Requests with the same value of the header `menv-session` (16 to 64 random bytes in hexadecimal, chosen by the
     client) share a session; a request without it has a session for itself. If the server has a token, every request
-    shows it in the header `Authorization: Bearer`. A WebSocket is a session; it shows the token in that header or in
-    GET_CONFIG, because a web page cannot set headers of a WebSocket. Port 0 chooses a free port.
+    shows it in the header `Authorization: Bearer`. Port 0 chooses a free port.
 
     Attributes:
         app: The Starlette application; add middleware before the server starts.
@@ -92,7 +77,6 @@ class HttpTransport(Listener):
                 Route("/rllink", cast(Any, _Endpoint(self, self._rllink)), methods=["POST"]),
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
-                WebSocketRoute("/{path:path}", cast(Any, _Endpoint(self, self._websocket))),
             ]
         )
 
@@ -103,8 +87,7 @@ class HttpTransport(Listener):
         tls = access.tls()
         config = Config(
             self._bounded, interface="asgi3", loop="none", http=cast(Any, partial(_HttpProtocol, self)),
-            ws=_WebSocketProtocol,
-            ws_max_size=limits.max_body, ws_ping_interval=None, ws_per_message_deflate=False, lifespan="off",
+            ws="none", lifespan="off",
             log_config=None, log_level=None, proxy_headers=False, server_header=False,
             date_header=False, timeout_keep_alive=math.ceil(limits.idle_s) + 1, timeout_graceful_shutdown=0,
             ssl_context_factory=None if tls is None else lambda *_: tls,
@@ -151,10 +134,7 @@ class HttpTransport(Listener):
         # No HTTP request begins with a digit. A client that sends a frame of TCP waits for one.
         if not data[:1].isdigit():
             return None
-        why = (
-            "bad_frame: this port speaks HTTP and WebSocket, expected no frame of TCP; "
-            "let the address begin with http:// or ws://"
-        )
+        why = "bad_frame: this port speaks HTTP, expected no frame of TCP; let the address begin with http://"
         return frame(self.handler.refused(why))
 
     # ASGI applications.
@@ -337,10 +317,6 @@ class HttpTransport(Listener):
         body = self.handler.refused(refusal.why)
         arrival: Arrival = scope["arrival"]
         arrival.kept = False
-        if scope["type"] == "websocket":
-            await send({**_start(refusal.status, body, True), "type": "websocket.http.response.start"})
-            await send({"type": "websocket.http.response.body", "body": body})
-            return
         await send(_start(refusal.status, body, True))
         await send({"type": "http.response.body", "body": body, "more_body": True})
         with contextlib.suppress(TimeoutError):
@@ -355,32 +331,6 @@ class HttpTransport(Listener):
             if message["type"] == "http.disconnect" or not message["more_body"]:
                 return
             left -= len(message["body"])
-
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, access = _headers(scope["headers"]), self.access
-        token = bearer(headers.get(b"authorization"))
-        try:
-            if scope["path"] not in _WEBSOCKET_PATHS:
-                raise _Refusal(404, "not_allowed: nothing is at this path, expected /rllink")
-            if token is not None and not access.admits(token):
-                raise _Refusal(401, "not_allowed: the token in the header Authorization is not the right one")
-            if why := access.stranger(headers.get(b"origin"), headers.get(b"host")):
-                raise _Refusal(403, why)
-        except _Refusal as refusal:
-            await self._refuse(refusal, scope, receive, send)
-            return
-        arrival: Arrival = scope["arrival"]
-        session = self.handler.open(
-            Peer.at("websocket", arrival.key[0]), None if access.token is None else token
-        )
-        try:
-            await receive()
-            await send({"type": "websocket.accept"})
-            talk = _WebSocketTalk(session, arrival, self.handler, self.limits, send)
-            arrival.on_slow = partial(talk.refuse_slow, "handshake_s")
-            await talk.run(receive)
-        finally:
-            session.lost()
 
 
 _LOOPS: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
@@ -455,147 +405,6 @@ class _HttpProtocol(H11Protocol):
         arrival = self._listener.arrival(self.transport) if self.conn.scattered else None
         if arrival is not None:
             arrival.scattered = True
-
-
-class _WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Bounds what uvicorn does not: the answers to pings, and the time from the first byte of a message to its last."""
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        arrival: Arrival | None = getattr(self, "scope", {}).get("arrival")
-        if arrival is None:
-            return
-        if self.read_paused or not (self.conn.reader.buffer or self.frames):
-            arrival.partial_since = None
-        elif arrival.partial_since is None:
-            arrival.partial_since = self.loop.time()
-
-    def handle_ping(self) -> None:
-        if self.writable.is_set():
-            super().handle_ping()
-        else:
-            # Pongs to a peer that does not read would fill the memory; RFC 6455 lets some out.
-            self.conn.data_to_send()
-
-
-class _WebSocketTalk:
-    """One WebSocket: reads its messages one after the other, and writes replies as they become ready."""
-
-    def __init__(
-        self, session: SessionProtocol, arrival: Arrival, handler: Handler, limits: Limits, send: Send
-    ) -> None:
-        self._session = session
-        self._arrival = arrival
-        self._handler = handler
-        self._limits = limits
-        self._send = send
-        self._replies: deque[bytes] = deque()
-        self._unwritten = 0
-        # Whether the connection closes after the replies, and whether nothing more is written.
-        self._closes = self._over = False
-        # Set when there is something to write, and when everything is written.
-        self._ready, self._written = asyncio.Event(), asyncio.Event()
-
-    async def run(self, receive: Receive) -> None:
-        """Serve the peer until it leaves or is refused."""
-        reading = asyncio.ensure_future(self._read(receive))
-        writing = asyncio.ensure_future(self._write())
-        try:
-            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
-            if self._closes:
-                await asyncio.wait([writing])
-            elif writing.done():
-                # The peer reads nothing any more, but what it sent before counts.
-                await asyncio.wait([reading])
-        finally:
-            for task in (reading, writing):
-                task.cancel()
-            errors = await asyncio.gather(reading, writing, return_exceptions=True)
-        for error in errors:
-            if isinstance(error, Exception) and not isinstance(error, OSError):
-                raise error
-
-    def reply(self, body: bytes) -> None:
-        if self._closes or self._over:
-            return
-        if self._unwritten > self._limits.max_unsent:
-            self._arrival.cut()
-            return
-        self._replies.append(body)
-        self._unwritten += len(body)
-        self._written.clear()
-        self._ready.set()
-
-    def close(self) -> None:
-        """Close the connection after all replies are written."""
-        self._closes = True
-        self._ready.set()
-
-    def refuse_slow(self, which: str) -> None:
-        """Close the connection because no whole message came in the time of the limit called `which`."""
-        most = getattr(self._limits, which)
-        try:
-            why = f"too_slow: no whole message came for {most:g} s; see Limits.{which}"
-            self.reply(self._handler.refused(why))
-        finally:
-            self.close()
-
-    async def _read(self, receive: Receive) -> None:
-        loop, bucket = asyncio.get_running_loop(), self._arrival.bucket
-        # A session recognises the connection by the identity of `reply`.
-        reply, close = self.reply, self.close
-        most, count = self._limits.handshake_s, 0
-        while not self._closes:
-            try:
-                async with asyncio.timeout(most):
-                    message = await receive()
-            except TimeoutError:
-                self.refuse_slow("idle_s" if self._arrival.kept else "handshake_s")
-                return
-            if message["type"] == "websocket.disconnect":
-                return
-            while wait := bucket.wait(loop.time()):
-                await asyncio.sleep(wait)
-            body = message.get("bytes")
-            held = self._session.received(message["text"].encode() if body is None else body, reply, close)
-            if held is not None:
-                await held
-            if self._session.admitted:
-                self._arrival.kept, most = True, self._limits.idle_s
-            if self._unwritten > _MAX_UNWRITTEN:
-                await self._written.wait()
-            count += 1
-            if count % _MESSAGES_IN_A_ROW == 0:
-                await asyncio.sleep(0)
-
-    async def _write(self) -> None:
-        try:
-            while True:
-                await self._ready.wait()
-                self._ready.clear()
-                while self._replies and not self._arrival.broken:
-                    body = self._replies[0]
-                    message = (
-                        {"text": body.decode(errors="replace")} if body[:1] in _TEXT else {"bytes": body}
-                    )
-                    await self._send({"type": "websocket.send", **message})
-                    self._replies.popleft()
-                    self._unwritten -= len(body)
-                self._written.set()
-                if self._closes:
-                    await self._end()
-                    return
-        finally:
-            self._over = True
-            self._unwritten = 0
-            self._replies.clear()
-            self._written.set()
-
-    async def _end(self) -> None:
-        self._arrival.kept = False
-        await self._send({"type": "websocket.close", "code": _POLICY_VIOLATION})
-        # The peer has a moment to read the reason and to answer.
-        asyncio.get_running_loop().call_later(LINGER_S, self._arrival.cut)
 
 
 @dataclass(eq=False, slots=True)

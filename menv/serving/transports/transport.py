@@ -32,7 +32,7 @@ class Peer:
     """The other end of a connection, for reports; nothing about it is trusted.
 
     Attributes:
-        transport: "tcp", "http", "websocket", or the name of a custom transport.
+        transport: "tcp", "http", or the name of a custom transport.
         address: For example "127.0.0.1:51234".
     """
 
@@ -213,9 +213,8 @@ class Arrival(socket.socket):
         refused: Whether there are too many connections.
         broken: Whether the peer cannot be sent anything any more.
         scattered: Whether the body under way came in too many pieces, so that the rest is not read.
-        partial_since: When the first byte of an incomplete request or message came.
+        partial_since: When the first byte of an incomplete request came.
         bucket: Limits the rate of its bodies.
-        on_slow: Called when that is too long ago, instead of `cut`.
         on_close: Called when the connection is closed.
     """
 
@@ -225,7 +224,6 @@ class Arrival(socket.socket):
     bucket: TokenBucket
     kept = busy = refused = broken = scattered = False
     partial_since: float | None = None
-    on_slow: Callable[[], object] | None = None
     on_close: Callable[[], object] = staticmethod(lambda: None)
     _is_new = True
 
@@ -351,7 +349,7 @@ class ListeningSocket(socket.socket):
         for arrival in list(self.arrivals.values()):
             if arrival.partial_since is not None and now - arrival.partial_since > self.limits.handshake_s:
                 arrival.partial_since = None
-                (arrival.on_slow or arrival.cut)()
+                arrival.cut()
             most = self.limits.idle_s if arrival.kept else self.limits.handshake_s
             if not arrival.busy and now - arrival.since > most:
                 arrival.cut()
