@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv show") -> 
 
 def _run(run: Run) -> Iterator[str]:
     yield f"run {run.path}{' (is being written)' if run.is_running else ''}"
-    yield f"  command       {_clean(run.repeating, _COMMAND)}"
+    yield from (f"  command       {_clean(line, _COMMAND)}" for line in run.command.splitlines())
     yield f"  digest        {_clean(run.digest) or 'no result yet'}"
     yield "  last results"
     last = deque(run.results(), maxlen=1)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -18,9 +18,6 @@ from typing import Any
 from menv.errors import printable
 from menv.tracking.run_folder import json_text
 from menv.tracking.tracker import Tracker
-
-_SAMPLING = {"env_time_s": "environments", "act_time_s": "deciding", "complete_time_s": "completing batches"}
-
 
 _HEADS = ("iteration", "env steps", "steps/s", "episodes", "mean return", "mean length", "seconds")
 _OF_A_POLICY = ("mean return", "entropy", "kl", "loss", "learning rate")
@@ -40,7 +37,7 @@ def progress(as_json: bool = False) -> PlainLines:
 
 
 class PlainLines(Tracker):
-    """Prints a line per iteration, a line after ten seconds without one, and a summary of the time spent.
+    """Prints a line per iteration, and a line after ten seconds without one.
 
     An error of the display does not end the run; `failed` is the first one.
     """
@@ -52,8 +49,6 @@ class PlainLines(Tracker):
         self.failed: Exception | None = None
         self._algorithm: Any = None
         self._began = False
-        self._seconds: Counter[str] = Counter()
-        self._workers = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -71,12 +66,10 @@ class PlainLines(Tracker):
         self._thread.start()
 
     def end(self, reason: str) -> None:
-        """Show how the time was spent."""
+        """End the display."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-        if self._seconds["all"]:
-            self._try(lambda: self._print(self._time_spent()))
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Show the result of an iteration."""
@@ -108,7 +101,6 @@ class PlainLines(Tracker):
         return ""
 
     def _show(self, result: Mapping[str, Any]) -> None:
-        self._add_time(result)
         head = "" if self._began else "  ".join(f"{head:>11}" for head in _HEADS) + "\n"
         self._began = True
         line = "  ".join(f"{cell:>11}" for cell in cells(result))
@@ -118,23 +110,6 @@ class PlainLines(Tracker):
         with self._lock:
             print(printable(text), flush=True)
         self._printed_at = time.monotonic()
-
-    def _add_time(self, result: Mapping[str, Any]) -> None:
-        self._seconds.update(result["sampler_perf"])
-        self._seconds["all"] += result["time_this_iter_s"]
-        self._workers = "num_worker_restarts" in result
-
-    def _time_spent(self) -> str:
-        """Return the share of each activity, for workers and the main process separately."""
-        seconds, learning = self._seconds, {"learning": self._seconds["learn_time_s"]}
-        sampling = {name: seconds[key] for key, name in _SAMPLING.items()}
-        if not self._workers:
-            return f"time: {_shares({**sampling, **learning}, seconds['all'], 'everything else')}"
-        theirs = _shares(sampling, sum(sampling.values()) or 1.0)
-        own = {"waiting for workers": seconds["sample_time_s"], **learning}
-        return (
-            f"time of workers: {theirs}; of this process: {_shares(own, seconds['all'], 'everything else')}"
-        )
 
     def _try(self, show: Callable[[], object]) -> None:
         if self.failed is not None:
@@ -151,9 +126,6 @@ class JsonLines(PlainLines):
     def begin(self, algorithm: Any) -> None:
         """Show nothing: each line is a result."""
 
-    def end(self, reason: str) -> None:
-        """Show nothing."""
-
     def _show(self, result: Mapping[str, Any]) -> None:
         self._print(json_text(result))
 
@@ -166,7 +138,7 @@ class JsonLines(PlainLines):
 
 
 class LiveTable(PlainLines):
-    """Shows the running iteration, tables of the latest ones and of the policies, and at the end the time spent."""
+    """Shows the running iteration, and tables of the latest ones and of the policies."""
 
     _pause = _LIVE_S
 
@@ -180,7 +152,7 @@ class LiveTable(PlainLines):
         self._live = Live(console=console or Console(), auto_refresh=False)
 
     def end(self, reason: str) -> None:
-        """Show how the time was spent, below the table."""
+        """Show the tables of the last iteration."""
         super().end(reason)
         self._try(lambda: self._refresh(""))
         self._try(self._live.stop)
@@ -199,7 +171,6 @@ class LiveTable(PlainLines):
     def _show(self, result: Mapping[str, Any]) -> None:
         with self._lock:
             self._rows.append(cells(result))
-            self._add_time(result)
             self._result = result
 
     def _refresh(self, status: str) -> None:
@@ -222,13 +193,6 @@ class LiveTable(PlainLines):
     def _print(self, text: str) -> None:
         with self._lock:
             self._live.console.print(printable(text), highlight=False, markup=False)
-
-
-def _shares(seconds: Mapping[str, float], whole: float, rest: str = "") -> str:
-    shares = {name: round(100 * part / whole) for name, part in seconds.items()}
-    if rest:
-        shares[rest] = max(0, 100 - sum(shares.values()))
-    return ", ".join(f"{share} % {name}" for name, share in shares.items())
 
 
 def cells(result: Mapping[str, Any]) -> tuple[str, ...]:

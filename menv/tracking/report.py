@@ -1,8 +1,7 @@
 """Reports of runs: the content of `page.html` as JSON, and the page as one HTML file that opens offline.
 
-Runs that differ by their seed alone are one group. Its curves have the mean and the quartiles over seeds, and its last
-returns the interquartile mean (IQM) and a bootstrap interval of it (Agarwal et al. 2021, "Deep Reinforcement Learning
-at the Edge of the Statistical Precipice"). `menv plot` uses the same numbers.
+Runs that differ by their seed alone are one group, whose curves and last returns have the mean and the quartiles over
+seeds. `menv plot` uses the same numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import math
 import os
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +36,6 @@ _POINTS = 300
 _LINES = 10
 _LAST = 0.1
 """The share of a run's env steps whose mean is its last return."""
-_RESAMPLES = 2000
 
 _OWN = r"(?P<line>.+)"
 _CHARTS = (
@@ -134,15 +131,11 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 def flat_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield settings without secrets, with keys such as `model.fcnet_hiddens`."""
-    yield from _flat(without_secrets(values), "")
-
-
-def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
+    for key, value in without_secrets(values).items():
         if isinstance(value, dict) and value and not any(one.startswith("$") for one in value):
-            yield from _flat(value, f"{path}{key}.")
+            yield from ((f"{key}.{name}", one) for name, one in flat_settings(value))
         else:
-            yield f"{path}{key}", value
+            yield key, value
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
@@ -153,12 +146,6 @@ def differences(runs: Sequence[Run]) -> list[str]:
     return [
         key for key in keys if any(one.get(key, missing) != settings[0].get(key, missing) for one in settings)
     ]
-
-
-def interquartile_mean(values: Floats) -> Floats:
-    """Return the mean over the first axis without the lowest and the highest quarter of the values."""
-    cut = len(values) // 4
-    return np.asarray(np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0), np.float64)
 
 
 def summary(curves: Sequence[Curve]) -> dict[str, Floats]:
@@ -175,13 +162,10 @@ def summary(curves: Sequence[Curve]) -> dict[str, Floats]:
 
 
 def last_values(curves: Sequence[Curve]) -> dict[str, float]:
-    """Return `mean`, `iqm`, quartiles, and a 95 % bootstrap interval of the IQM, of the last tenth of each curve."""
+    """Return `mean` and the quartiles `low` and `high` of the last tenth of each curve."""
     last = np.array([y[x >= x[-1] * (1 - _LAST)].mean() for x, y in curves])
-    drawn = np.random.default_rng(0).choice(last, (len(last), _RESAMPLES))
     low, high = np.percentile(last, (25, 75))
-    start, end = np.percentile(interquartile_mean(drawn), (2.5, 97.5))
-    figures = {"mean": last.mean(), "iqm": interquartile_mean(last), "low": low, "high": high, "start": start}
-    return {name: float(figure) for name, figure in {**figures, "end": end}.items()}
+    return {"mean": float(last.mean()), "low": float(low), "high": float(high)}
 
 
 def matching(groups: Sequence[Group], pattern: str) -> dict[str, dict[str, str]]:
@@ -222,7 +206,9 @@ def report_data(runs: Sequence[Run]) -> dict[str, Any]:
         ],
         "last": _last(groups),
         "sections": _sections(groups),
-        "matchups": [table for group in groups for table in _matchups(group)],
+        "matchups": [
+            _matchups(run.name, payoff) for group in groups for run in group.runs if (payoff := run.payoff())
+        ],
         "settings": _settings([run for group in groups for run in group.runs]),
     }
 
@@ -239,15 +225,12 @@ def runs_of(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     return list({run.path.resolve(): run for run in map(Run, paths)}.values())
 
 
-def output_path(where: str, path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file that can be made; `where` begins the message.
-
-    Raises:
-        ConfigError: It is a folder, or its folder does not exist.
-    """
-    found = path_given(where, path)
-    if found.is_dir():
-        raise ConfigError(f"{where}: {found} is a folder, expected a file; choose another name")
+def _output_path(where: str, runs: Sequence[Run], name: str, path: str | os.PathLike[str] | None) -> Path:
+    """Return `path`, by default `name` in the folder of a single run, or in the working folder."""
+    default = runs[0].path / name if len(runs) == 1 else name
+    found = path_given(where, default if path is None else path)
+    if found.exists() and not found.is_file():
+        raise ConfigError(f"{where}: {found} is a folder or a device, expected a file; choose another name")
     if not found.absolute().parent.is_dir():
         raise ConfigError(f"{where}: there is no folder {found.parent}, expected one; create it first")
     return found
@@ -269,17 +252,10 @@ def write_report(
         ConfigError: A folder is no run or is damaged, or the environments differ.
         NotWrittenError: The file cannot be written.
     """
-    runs = runs_of(paths)
-    default = runs[0].path / "report.html" if len(runs) == 1 else "report.html"
-    path = output_path("report", default if output is None else output)
+    path = _output_path("report", runs_of(paths), "report.html", output)
     text = page(paths)
-    with writing("report", f"the report {path}"):
-        # A user may name a pipe or a device.
-        if output is not None and path.exists() and not path.is_file():
-            path.write_text(text, "utf-8")
-        else:
-            with replacing(path) as draft:
-                draft.write_text(text, "utf-8")
+    with writing("report", f"the report {path}"), replacing(path) as draft:
+        draft.write_text(text, "utf-8")
     return path
 
 
@@ -305,8 +281,7 @@ def plot_runs(
         NotWrittenError: The file cannot be written.
     """
     runs = runs_of(paths)
-    default = runs[0].path / "curves.png" if len(runs) == 1 else "curves.png"
-    path = output_path("plot", default if output is None else output)
+    path = _output_path("plot", runs, "curves.png", output)
     if path.suffix not in (".png", ".svg"):
         raise ConfigError(
             f"plot: {path.name!r:.80}, expected a name that ends with .png or .svg; write -o curves.png"
@@ -354,7 +329,7 @@ def _about(run: Run, table: Mapping[str, Floats]) -> dict[str, Any]:
         "name": run.name,
         "algorithm": str(run.config.get("algorithm")),
         "running": run.is_running,
-        "command": run.repeating,
+        "command": run.command,
         "digest": run.digest,
         **{name: _figure(table[key][-1]) if len(table.get(key, ())) else 0 for name, key in counts.items()},
     }
@@ -421,33 +396,14 @@ def _figure(value: Any) -> float | int | None:
     return int(short) if short == int(short) else short
 
 
-def _matchups(group: Group) -> Iterator[dict[str, Any]]:
-    """Yield the mean over seeds of the points per game of each player against each other.
-
-    A league has them in its payoff matrix, other games in the last result.
-    """
-    points: dict[str, dict[str, list[float]]] = {}
-    for run in group.runs:
-        last: Any = next(iter(deque(run.results(), maxlen=1)), {})
-        found = run.payoff() or _section(last, "matchups")
-        for player, row in found.items():
-            for opponent in row if isinstance(row, Mapping) else ():
-                won, drawn = (_section(row, opponent).get(kind) for kind in ("win", "draw"))
-                if isinstance(won, int | float) and isinstance(drawn, int | float):
-                    points.setdefault(player, {}).setdefault(opponent, []).append(won + drawn / 2)
-    if points:
-        others = dict.fromkeys(name for row in points.values() for name in row)
-        against = [
-            *(name for name in points if name in others),
-            *(name for name in others if name not in points),
-        ]
-        shown = [[_figure(np.mean(row.get(name, math.nan))) for name in against] for row in points.values()]
-        yield {"name": group.name, "players": list(points), "against": against, "points": shown}
-
-
-def _section(result: Any, key: str) -> Mapping[str, Any]:
-    found = result.get(key) if isinstance(result, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+def _matchups(run: str, payoff: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """Return the points per game of each learner of a league against each opponent."""
+    against = list(dict.fromkeys(opponent for row in payoff.values() for opponent in row))
+    points = [
+        [_figure(row[one]["win"] + row[one]["draw"] / 2) if one in row else None for one in against]
+        for row in payoff.values()
+    ]
+    return {"name": run, "players": list(payoff), "against": against, "points": points}
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, Any]:

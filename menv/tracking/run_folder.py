@@ -41,7 +41,7 @@ from menv.errors import ConfigError
 from menv.metrics import shares
 from menv.plain_files import folder_given, inside, opened, path_given, read, replacing, writing
 from menv.redaction import LEFT_OUT, hidden, is_secret, without_secrets
-from menv.serialization import read_json, shell_line, shell_word
+from menv.serialization import read_json, shell_word
 from menv.tracking.tracker import Tracker
 
 CHECKPOINTS = "checkpoints"
@@ -57,8 +57,6 @@ _SERVICES = "services.json"
 _KIND = "menv run"
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
 """How arguments of commands are written: a path may hold any bytes."""
-_RUN_DIR = re.compile("--run-d?i?r?")
-_OF_FOLDER = re.compile(f"{_RUN_DIR.pattern}(=.*)?|--resume-[a-z-]*", re.DOTALL)
 _MOST_TEXT, _MOST_TABLE = 1 << 24, 1 << 28
 """Bytes of a line, of small files, and of a table."""
 _LARGEST = sys.float_info.max
@@ -96,11 +94,6 @@ def command_line(secrets: Iterable[str] = ()) -> str:
     start = ["menv"] if by_module or Path(program).name == "menv" else ["python", program]
     shown = starmap(_shown_word, pairwise(["", *arguments]))
     return shlex.join([*start, *(hidden(word, secrets) for word in shown)])
-
-
-def _names_folder(before: str, word: str) -> bool:
-    """Return whether a word is `--run-dir DIR`, a part of that, or `--resume-or-start`, which needs it."""
-    return bool(_OF_FOLDER.fullmatch(word) or _RUN_DIR.fullmatch(before))
 
 
 def _shown_word(before: str, word: str) -> str:
@@ -273,28 +266,12 @@ class Run:
     @property
     def command(self) -> str:
         """The commands that started and resumed the run, a line each; "" if none is known."""
-        with suppress(OSError):
-            return read(self.path / _COMMAND, _MOST_TEXT).decode(**_ANY_TEXT).strip()
-        return ""
-
-    @property
-    def repeating(self) -> str:
-        """The command that started the run, without the folder that the run has taken; "" if none is known."""
-        text = ""
-        # Arguments may hold line breaks.
-        for line in self.command.splitlines(keepends=True):
-            text += line
-            with suppress(ValueError):
-                pairs = pairwise(["", *shlex.split(text)])
-                return shell_line(word for before, word in pairs if not _names_folder(before, word))
-        return ""
+        return self._text(_COMMAND)
 
     @property
     def digest(self) -> str:
         """The digest of everything sampled, "" before the first result."""
-        with suppress(OSError):
-            return read(self.path / _DIGEST, _MOST_TEXT).decode(errors="replace").strip()
-        return ""
+        return self._text(_DIGEST)
 
     @property
     def is_running(self) -> bool:
@@ -319,10 +296,15 @@ class Run:
         """Return the shares of wins, draws and losses of each learner against each opponent of a league."""
         found: dict[str, dict[str, dict[str, float]]] = {}
         with suppress(ValueError, csv.Error):
-            for learner, opponent, *figures in _rows(self.path / _PAYOFF)[1:]:
-                numbers = dict(zip(_PAYOFF_COLUMNS[2:5], map(float, figures), strict=False))
-                found.setdefault(learner, {})[opponent] = numbers
+            for learner, opponent, win, draw, loss, _ in _rows(self.path / _PAYOFF)[1:]:
+                shown = {"win": float(win), "draw": float(draw), "loss": float(loss)}
+                found.setdefault(learner, {})[opponent] = shown
         return found
+
+    def _text(self, name: str) -> str:
+        with suppress(OSError):
+            return read(self.path / name, _MOST_TEXT).decode(**_ANY_TEXT).strip()
+        return ""
 
     def results(self) -> Iterator[dict[str, Any]]:
         """Yield the results; a line that was being written is left out."""
@@ -348,10 +330,8 @@ def scalars(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     info = result.get("info")
     if isinstance(info, Mapping) and isinstance(info.get("learner"), Mapping):
         # Each policy's statistics are at `info[policy]` too.
-        result = {
-            **result,
-            "info": {key: info[key] for key in info if key == "learner" or key not in info["learner"]},
-        }
+        kept = {key: info[key] for key in info if key == "learner" or key not in info["learner"]}
+        result = {**result, "info": kept}
     yield from _numbers(result, "")
 
 
@@ -397,12 +377,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / _CONFIG
     try:
         content = read_json(read(path))
+        if not isinstance(content, dict):
+            raise ValueError("no JSON object")
     except ConfigError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}), expected the JSON of a run") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: no JSON object, expected the JSON of a run")
     return content
 
 

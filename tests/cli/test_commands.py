@@ -195,7 +195,6 @@ def test_on_a_terminal_figures_stand_in_tables_and_names_are_no_markup() -> None
     assert name in text
     assert any(line.startswith(" learner ") for line in text.splitlines())
     assert "saved run/[2]" in text
-    assert any(line.startswith("time: ") for line in text.splitlines())
     assert sum(line.split()[:2] == ["2", "128"] for line in text.splitlines()) >= 1
 
 

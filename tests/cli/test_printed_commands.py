@@ -24,7 +24,6 @@ from menv.cli.main import COMMANDS, main
 from menv.errors import ConfigError, EnvCrashError
 from menv.serving import PolicyServerInput
 from menv.tracking import Run
-from menv.tracking.report import write_report
 from tests.house.sources import ROOT
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64", "--config", "seed=1"]
@@ -140,34 +139,6 @@ def test_a_served_checkpoint_continues_in_the_run_folder_that_it_got(
     assert works(printed(said)["resume"])
 
 
-def test_the_command_of_a_report_begins_such_a_run_again_in_another_folder() -> None:
-    typed = ["train", "corridors:Corridor", *ONCE]
-    for path, options in (
-        (RUN, ["--run-dir", RUN]),
-        (f"{RUN}-2", [f"--run-dir={RUN}-2"]),
-        (f"{RUN}-3", ["--run-dir", f"{RUN}-3", "--resume-or-start"]),
-    ):
-        subprocess.run(
-            [sys.executable, "-m", "menv.cli", *typed, *options], env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True, check=True, timeout=60,
-        )  # fmt: skip
-        assert shlex.split(Run(path).repeating) == ["menv", *typed]
-    assert Run(RUN).repeating in write_report([RUN]).read_text()
-    assert main(shlex.split(Run(RUN).repeating)[1:]) == 0
-    (repeated,) = Path("runs").iterdir()
-    assert Run(repeated).digest == Run(RUN).digest
-
-
-def test_a_command_with_line_breaks_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "tictactoe", *ONCE, "--run-dir", RUN]) == 0
-    words = ["menv", "train", "tictactoe", "--config", '{"lr":\n 0.001}', *ONCE]
-    again = shlex.join(["menv", "train", "--resume", RUN])
-    Path(RUN, "command.txt").write_text(f"{shlex.join([*words, '--run-dir', RUN])}\n{again}\n")
-    assert shlex.split(Run(RUN).repeating) == words
-    Path(RUN, "command.txt").write_text("it's no command")
-    assert Run(RUN).repeating == ""
-
-
 def test_the_command_of_an_error_about_a_used_folder() -> None:
     assert main(["train", "tictactoe", *ONCE, "--run-dir", RUN]) == 0
     with PPO(env="tictactoe", config={"seed": 1}) as algo, pytest.raises(ConfigError) as raised:
@@ -211,8 +182,7 @@ def test_the_commands_of_a_run_whose_path_is_no_text_run_in_a_shell(
     (report,) = re.findall("^  report: menv report (.*?)\n(?=  watch)", said, re.MULTILINE | re.DOTALL)
     # What a shell gets, as a terminal shows the characters.
     assert words_of(f"menv report {report}") == [b"menv", b"report", name]
-    Path(path, "command.txt").write_bytes(os.fsencode(shlex.join(["menv", "train", "--config", settings])))
-    assert words_of(Run(path).repeating) == [b"menv", b"train", b"--config", name + b".json"]
+    assert words_of(Run(path).command)[-4:] == [b"--config", name + b".json", b"--run-dir", name]
     with PPO(env="tictactoe", config={"seed": 1}) as algo, pytest.raises(ConfigError) as raised:
         algo.learn(stop={"training_iteration": 1}, run_dir=path)
     command = str(raised.value).rpartition(" with ")[2]

@@ -246,44 +246,15 @@ def test_numbers_that_json_has_no_form_for_are_null(folder: Path, capsys: pytest
 def test_without_a_terminal_there_is_a_line_for_each_iteration(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(
-        [
-            "train",
-            "tictactoe",
-            "--policies",
-            "per-agent",
-            *SMALL,
-            "--stop",
-            "training_iteration=2",
-            "--no-save",
-        ]
-    )
+    stop = ["--stop", "training_iteration=2", "--no-save"]
+    main(["train", "tictactoe", "--policies", "per-agent", *SMALL, *stop])
     began, title, head, *lines = capsys.readouterr().out.splitlines()
     assert began == f"menv {menv.__version__}, starting PPO in tictactoe"
     assert title == "PPO in tictactoe, policies: player1, player2"
-    lines, (spent, *_) = lines[:2], lines[2:]
     assert head.split()[:3] == ["iteration", "env", "steps"]
     assert [line.split()[:2] for line in lines] == [["1", "64"], ["2", "128"]]
     assert "player1" in lines[0]
     assert "player2" in lines[0]
-    # Rounded shares of one whole.
-    shares = [int(part.split(" % ")[0].split()[-1]) for part in spent.split(", ")]
-    assert 97 <= sum(shares) <= 103
-    names = [part.split(" % ")[1] for part in spent.split(", ")]
-    assert names == ["environments", "deciding", "completing batches", "learning", "everything else"]
-
-
-def test_the_time_of_workers_is_told_apart_from_that_of_the_driver(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    workers = ["--config", "num_workers=1", "--config", "engine=process"]
-    main(["train", "tictactoe", *SMALL, *workers, "--stop", "training_iteration=1", "--no-save"])
-    *_, spent = capsys.readouterr().out.splitlines()
-    theirs, own = spent.split("; ")
-    assert theirs.startswith("time of workers: ")
-    assert "% environments, " in theirs
-    assert own.startswith("of this process: ")
-    assert "% waiting for workers, " in own
 
 
 @pytest.mark.parametrize(
