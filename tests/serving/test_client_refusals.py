@@ -332,7 +332,8 @@ def crowd(count: int) -> tuple[list[str], dict[str, Any]]:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_agents_that_come_in_great_numbers_fit_beside_what_others_did_before(steps: int) -> None:
     everybody, config = crowd(60)
-    with playing("local", config, env_steps_per_sample=10_000) as (course, client):
+    limits = Limits(max_body=4_000_000)
+    with playing("local", config, env_steps_per_sample=10_000, limits=limits) as (course, client):
         name = client.start_episode()
         for paid, seen in enumerate([["a0"]] * 60 + [everybody] * steps):
             client.get_action(name, dict.fromkeys(seen, BLACK))

@@ -84,8 +84,7 @@ def test_a_peer_that_vanishes_is_gone_for_its_conversation_and_nobody_else(
 ) -> None:
     with serving(door) as (server, talks):
         healthy = Client(door, server.addresses[0])
-        greeted = state is not no_word
-        leaving = Client(door, server.addresses[0], greets=greeted)
+        leaving = Client(door, server.addresses[0])
         state(leaving)
         assert healthy.ask(b"{before") == b"{before"
         leave(leaving)

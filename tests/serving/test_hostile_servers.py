@@ -127,8 +127,7 @@ def dripping(data: bytes, size: int) -> Iterator[tuple[int, threading.Event]]:
     ("tcp", frame(b"x" * 600)),
     ("http", b"HTTP/1.1 200 OK\r\n" + b"Slow: very\r\n" * 50),
     ("http", b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n\r\n" + b"x" * 600),
-    ("ws", b"HTTP/1.1 101 Switching Protocols\r\n" + b"Slow: very\r\n" * 50),
-], ids=["a body", "headers", "a response", "a handshake"])  # fmt: skip
+], ids=["a body", "headers", "a response"])  # fmt: skip
 def test_nobody_waits_for_an_answer_that_comes_byte_by_byte(scheme: str, slow: bytes) -> None:
     with dripping(slow, 1) as (port, told_all):
         with pytest.raises(ServerGoneError, match="no answer in time"):

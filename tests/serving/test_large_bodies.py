@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -87,24 +86,23 @@ def episodes(steps: int, size: int = 0) -> bytes:
     return json.dumps({"type": "EPISODES", "episodes": [episode]}).encode().rjust(size)
 
 
-def answers(ioctx: InputContext, size: int) -> dict[str, bytes]:
-    """Return what is answered to each malformed body in JSON that is made at least so long."""
+def codes(ioctx: InputContext, size: int) -> dict[str, str]:
+    """Return the code of the error for each malformed body in JSON that is made at least so long."""
     found = {}
     with receiving(ioctx) as one:
         for name, (body, _) in MALFORMED.items():
             if body.startswith(b"{") and len(body) < 500_000:
                 with one.client() as client:
                     client.ask(b'{"type": "START_EPISODE", "episode_id": "e"}')
-                    found[name] = re.sub(rb"byte \d+", b"", client.ask(body.rjust(size)))
+                    found[name] = json.loads(client.ask(body.rjust(size)))["code"]
     return found
 
 
 @pytest.mark.parametrize("ioctx", [ALONE, TOGETHER], ids=["one agent", "several agents"])
 def test_a_malformed_message_has_the_same_answer_at_any_length(ioctx: InputContext) -> None:
-    short, long = answers(ioctx, 0), answers(ioctx, 100_000)
+    short, long = codes(ioctx, 0), codes(ioctx, 100_000)
     assert len(short) > 20
     assert short == long
-    assert all(json.loads(answer)["type"] == "ERROR" for answer in short.values())
 
 
 @every_door
