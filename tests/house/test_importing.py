@@ -49,9 +49,7 @@ def test_reading_what_clients_send_imports_nothing_heavy() -> None:
     names = ["episodes", "protocol", "value_readers"]
     code = f"import {', '.join(f'menv.serving.{name}' for name in names)}"
     assert heavy_modules_after(code) == []
-    other = python(
-        f"{code}\nimport sys\nprint(*({{'starlette', 'uvicorn', 'scipy'}} & {{*sys.modules}}))"
-    )
+    other = python(f"{code}\nimport sys\nprint(*({{'starlette', 'uvicorn', 'scipy'}} & {{*sys.modules}}))")
     assert other.stdout.split() == []
 
 
