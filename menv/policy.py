@@ -7,7 +7,7 @@ actions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
@@ -84,8 +84,6 @@ class Policy:
     algorithm: ClassVar[str | None] = None
     """Name of the algorithm that trains policies of this class, which have its network; None if they answer by
     themselves."""
-    given_steps: Callable[[Any], Any] | None = None
-    """What `normalize_actions` and `clip_actions` do to an action of a custom policy, where they are set."""
 
     def __init__(
         self,
@@ -161,12 +159,7 @@ class Policy:
             raise self.without_state()
         batches = [np.asarray(part)[None] for part in state or []]
         actions, states, _ = self.compute_actions([obs], batches, explore=explore)
-        action = self.env_action(actions[0])
-        return action if state is None else (action, [part[0] for part in states])
-
-    def env_action(self, action: Any) -> Any:
-        """Return one of the actions of `compute_actions` in the environment's form."""
-        return action if self.given_steps is None else self.given_steps(action)
+        return actions[0] if state is None else (actions[0], [part[0] for part in states])
 
     def without_state(self) -> ContractError:
         """Return the error for a missing hidden state."""

@@ -534,10 +534,9 @@ class Algorithm:
                 "state=policy.get_initial_state() at first and the returned state from then on"
             )
         if state is None and not full_fetch:
-            return policy.env_action(policy.compute_actions([obs], explore=explore)[0][0])
+            return policy.compute_actions([obs], explore=explore)[0][0]
         actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
-        action = policy.env_action(actions[0])
-        return action, [part[0] for part in states], {name: value[0] for name, value in fetches.items()}
+        return actions[0], [part[0] for part in states], {name: value[0] for name, value in fetches.items()}
 
     @old_arguments(export_dir="folder")
     def export_policy_checkpoint(self, folder: str | Path, policy_id: str = DEFAULT_POLICY) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -150,7 +149,7 @@ class ActionOutput:
         ):
             raise ConfigError(
                 f"action space: {type(flat).__name__}, expected Discrete, MultiDiscrete, Box, or a Tuple or Dict of "
-                "these; wrap the environment so that its actions are one of these"
+                "these; wrap the environment"
             )
         self.space: Any = flat
         # Whether the environment gets the actions unchanged.
@@ -305,21 +304,6 @@ def with_range(low: Array, high: Array) -> npt.NDArray[np.bool_]:
     with np.errstate(over="ignore", invalid="ignore"):
         found: npt.NDArray[np.bool_] = np.isfinite(high.astype(np.float32) - low.astype(np.float32))
     return found
-
-
-@dataclass(frozen=True)
-class CustomSteps:
-    """The settings `normalize_actions`, `clip_actions` and `clip_rewards` for a custom policy of an action space."""
-
-    space: Space
-    normalize: bool
-    clip: bool
-    clip_rewards: bool | float
-
-    def __call__(self, action: Any) -> Any:
-        for given, change in ((self.normalize, scaled), (self.clip, clipped)):
-            action = fitted(action, self.space, change) if given else action
-        return action
 
 
 def element(action: object, space: Space, row: int = 0) -> Any:

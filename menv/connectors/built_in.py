@@ -32,13 +32,11 @@ from menv.connectors.connector import (
     AgentConnectorDataType,
     AgentConnectorsOutput,
     AgentRows,
-    Connector,
+    ByArguments,
     ConnectorContext,
     PolicyOutput,
-    Stateless,
     columns_of,
     is_final,
-    keywords,
 )
 from menv.connectors.obs_preprocessor import MOST_COLUMNS, ObsPreprocessor
 from menv.errors import ConfigError, ContractError
@@ -51,18 +49,26 @@ Key: TypeAlias = tuple[Hashable, Hashable]
 _MOST_FRAMES = 10_000
 
 
-def owner_of(connector: Connector, data: AgentConnectorDataType | ActionConnectorDataType) -> Key:
-    """Return the (env_id, agent_id) of an agent's data; ContractError if one is missing."""
-    if data.env_id is None or data.agent_id is None:
-        raise ContractError(
-            f"{connector.name}: env_id {data.env_id!r}, agent_id {data.agent_id!r}, expected both; pass its ids"
-        )
-    return data.env_id, data.agent_id
+class KeepsAgents(AgentConnector):
+    """A connector that keeps something for each agent, which it forgets when the agent's episode ends."""
 
+    def __init__(self, ctx: ConnectorContext | None = None) -> None:
+        super().__init__(ctx)
+        self._kept: dict[Key, Any] = {}
 
-def _forget_env(known: dict[Key, Any], env_id: Hashable) -> None:
-    for key in [key for key in known if key[0] == env_id]:
-        known.pop(key, None)
+    def _owner(self, data: AgentConnectorDataType | ActionConnectorDataType) -> Key:
+        """Return the (env_id, agent_id) of an agent's data; ContractError if one is missing."""
+        if data.env_id is None or data.agent_id is None:
+            raise ContractError(
+                f"{self.name}: env_id {data.env_id!r}, agent_id {data.agent_id!r}, expected both; pass them"
+            )
+        return data.env_id, data.agent_id
+
+    def reset(self, env_id: Any) -> None:
+        self._kept = {key: kept for key, kept in self._kept.items() if key[0] != env_id}
+
+    def forget(self, env_id: Any, agent_id: Any) -> None:
+        self._kept.pop((env_id, agent_id), None)
 
 
 def _with_action(ac_data: ActionConnectorDataType, action: object) -> ActionConnectorDataType:
@@ -70,7 +76,7 @@ def _with_action(ac_data: ActionConnectorDataType, action: object) -> ActionConn
     return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)
 
 
-class ConvertToNumpyConnector(Stateless, ActionConnector):
+class ConvertToNumpyConnector(ByArguments, ActionConnector):
     """Makes numpy arrays of actions and states."""
 
     def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
@@ -79,21 +85,21 @@ class ConvertToNumpyConnector(Stateless, ActionConnector):
         return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)
 
 
-class NormalizeActionsConnector(Stateless, ActionConnector):
+class NormalizeActionsConnector(ByArguments, ActionConnector):
     """Scales bounded Box actions from [-1, 1] to the bounds; integers are shifted by the lower bound."""
 
     def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
         return _with_action(ac_data, fitted(ac_data.output[0], self.known("action_space"), scaled))
 
 
-class ClipActionsConnector(Stateless, ActionConnector):
+class ClipActionsConnector(ByArguments, ActionConnector):
     """Clips Box actions into the bounds."""
 
     def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
         return _with_action(ac_data, fitted(ac_data.output[0], self.known("action_space"), clipped))
 
 
-class ImmutableActionsConnector(Stateless, ActionConnector):
+class ImmutableActionsConnector(ByArguments, ActionConnector):
     """Write-protects actions, so that an environment that changes one in place gets an error."""
 
     def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
@@ -114,7 +120,7 @@ def clip_rewards_of(batch: SampleBatch, limit: bool | float) -> None:
         batch.segments.prev_reward = clip_reward(batch.segments.prev_reward, limit)
 
 
-class ClipRewardAgentConnector(AgentConnector):
+class ClipRewardAgentConnector(ByArguments, AgentConnector):
     """Clips rewards, where there are any.
 
     Args:
@@ -127,6 +133,7 @@ class ClipRewardAgentConnector(AgentConnector):
     """
 
     at_ends = True
+    _arguments = ("sign", "limit")
 
     def __init__(
         self, ctx: ConnectorContext | None = None, sign: bool = False, limit: float | None = None
@@ -134,8 +141,7 @@ class ClipRewardAgentConnector(AgentConnector):
         super().__init__(ctx)
         if limit is not None and (sign or limit < 0):
             raise ConfigError(
-                f"ClipRewardAgentConnector: sign={sign}, limit={limit}, expected one of them, and a limit of at least "
-                "0; leave the other out"
+                f"ClipRewardAgentConnector: sign={sign}, limit={limit}, expected one, of at least 0; drop one"
             )
         self.sign = sign
         self.limit = limit
@@ -158,15 +164,8 @@ class ClipRewardAgentConnector(AgentConnector):
             return rewards
         return clip_reward(rewards, True if self.limit is None else float(self.limit))
 
-    def to_state(self) -> tuple[str, Any]:
-        return "ClipRewardAgentConnector", {"sign": self.sign, "limit": self.limit}
 
-    @classmethod
-    def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
-        return cls(ctx, **keywords(cls.__name__, params, ("sign", "limit")))
-
-
-class FrameStackAgentConnector(AgentConnector):
+class FrameStackAgentConnector(ByArguments, KeepsAgents):
     """Stacks the last observations of an agent episode in one row, the oldest first.
 
     The network's input is `num_frames` times as wide. Images are stacked along their channels, all other observations
@@ -181,6 +180,7 @@ class FrameStackAgentConnector(AgentConnector):
     """
 
     keeps_lives = True
+    _arguments = ("num_frames",)
 
     def __init__(self, ctx: ConnectorContext | None = None, num_frames: int = 4) -> None:
         super().__init__(ctx)
@@ -191,17 +191,16 @@ class FrameStackAgentConnector(AgentConnector):
             )
         self.num_frames = int(num_frames)
         self._channels: int | None = None
-        # [P, K * C] by slot, and by environment and agent.
+        # [P, K * C], as of the agents that `_kept` has.
         self._by_slot: dict[Any, Rows] = {}
-        self._by_agent: dict[Any, Rows] = {}
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return the agent with its last observations in one row; a final one ends its agent episode here."""
-        key, data = owner_of(self, ac_data), dict(columns_of(self, ac_data))
+        key, data = self._owner(ac_data), dict(columns_of(self, ac_data))
         obs, over = np.ravel(np.asarray(data[SampleBatch.NEXT_OBS])), is_final(data)
-        data[SampleBatch.NEXT_OBS] = self._stacked(self._by_agent, [key], obs[None], over)[0]
+        data[SampleBatch.NEXT_OBS] = self._stacked(self._kept, [key], obs[None], over)[0]
         if over:
-            self._by_agent.pop(key, None)
+            self.forget(*key)
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
@@ -242,12 +241,6 @@ class FrameStackAgentConnector(AgentConnector):
             if frames is not None:
                 self._by_slot[slot] = frames
 
-    def reset(self, env_id: Any) -> None:
-        _forget_env(self._by_agent, env_id)
-
-    def forget(self, env_id: Any, agent_id: Any) -> None:
-        self._by_agent.pop((env_id, agent_id), None)
-
     def _stacked(self, known: dict[Any, Rows], keys: Sequence[Any], obs: Rows, final: bool) -> Rows:
         """Return R rows after those of their agent episodes in `known`, which keeps the new ones but at ends."""
         if self._channels is None:
@@ -269,14 +262,6 @@ class FrameStackAgentConnector(AgentConnector):
         copied = type(self)(self.ctx, self.num_frames)
         copied.is_training = self.is_training
         return copied
-
-    def to_state(self) -> tuple[str, Any]:
-        """Return the name and the argument, without the state of agents."""
-        return "FrameStackAgentConnector", {"num_frames": self.num_frames}
-
-    @classmethod
-    def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
-        return cls(ctx, **keywords(cls.__name__, params, ("num_frames",)))
 
 
 @dataclass(frozen=True)
@@ -324,7 +309,7 @@ class ViewRequirement:
         )
 
 
-class ViewRequirementAgentConnector(Stateless, AgentConnector):
+class ViewRequirementAgentConnector(ByArguments, KeepsAgents):
     """Builds the model's input from the context's `view_requirements`.
 
     Without any it is the observation, the action mask if there is one, and the recurrent states.
@@ -332,32 +317,21 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
 
     at_ends = False
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        # Columns of each agent's last steps, the latest first.
-        self._before: dict[Key, list[Mapping[str, Any]]] = {}
-
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return the agent with an `AgentConnectorsOutput`; ContractError if a column is missing."""
         data = columns_of(self, ac_data)
         wanted = self._wanted(data)
         key = ac_data.env_id, ac_data.agent_id
-        steps = [data, *self._before.pop(key, ())]
+        # Columns of the agent's last steps, the latest first.
+        steps = [data, *self._kept.pop(key, ())]
         shown = {name: np.asarray(self._value(name, view, steps))[None] for name, view in wanted.items()}
         deepest = -min((min(view.shifts) for view in wanted.values()), default=0)
         if deepest > 0 and not is_final(data):
-            self._before[key] = steps[:deepest]
-        output = AgentConnectorsOutput(data, shown)
-        return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, output)
+            self._kept[key] = steps[:deepest]
+        return AgentConnectorDataType(*key, AgentConnectorsOutput(data, shown))
 
     def over_rows(self, rows: AgentRows) -> None:
         """Do nothing: networks read the rows."""
-
-    def reset(self, env_id: Any) -> None:
-        _forget_env(self._before, env_id)
-
-    def forget(self, env_id: Any, agent_id: Any) -> None:
-        self._before.pop((env_id, agent_id), None)
 
     def _wanted(self, data: Mapping[str, Any]) -> dict[str, ViewRequirement]:
         required = {} if self.ctx is None else self.ctx.view_requirements
@@ -390,37 +364,27 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
         return steps[back][column] if back < len(steps) else np.zeros_like(steps[0][column])
 
 
-class StateBufferConnector(Stateless, AgentConnector):
+class StateBufferConnector(ByArguments, KeepsAgents):
     """Adds the last action (zeros at first), `state_out_0` and so on, and the last fetches to an agent's data."""
 
     at_ends = False
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._last: dict[Key, PolicyOutput] = {}
-
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         """Return the agent with the policy's last output; a final observation ends the agent episode here."""
-        key, data = owner_of(self, ac_data), dict(columns_of(self, ac_data))
-        action, states, fetches = self._last.get(key) or self._first()
+        key, data = self._owner(ac_data), dict(columns_of(self, ac_data))
+        action, states, fetches = self._kept.get(key) or self._first()
         data.update(fetches)
         data[SampleBatch.ACTIONS] = action
         data.update({f"state_out_{number}": state for number, state in enumerate(states)})
         if is_final(data):
-            self._last.pop(key, None)
+            self.forget(*key)
         return AgentConnectorDataType(*key, data)
 
     def on_policy_output(self, output: ActionConnectorDataType) -> None:
-        self._last[owner_of(self, output)] = output.output
+        self._kept[self._owner(output)] = output.output
 
     def over_rows(self, rows: AgentRows) -> None:
         """Do nothing: the rollout buffer passes policies their states."""
-
-    def reset(self, env_id: Any) -> None:
-        _forget_env(self._last, env_id)
-
-    def forget(self, env_id: Any, agent_id: Any) -> None:
-        self._last.pop((env_id, agent_id), None)
 
     def _first(self) -> PolicyOutput:
         space = flat_action_space(self.known("action_space"))

@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -22,21 +22,13 @@ from menv.errors import ConfigError, ContractError, UnknownNameError
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
 
+if TYPE_CHECKING:
+    from menv.policy import Policy
+
 MASK = "action_mask"
 
 PolicyOutput: TypeAlias = tuple[Any, Any, Mapping[str, Any]]
 """The action, the parts of the recurrent state, and fetches such as `action_logp`."""
-
-
-class PolicyLike(Protocol):
-    """What connectors need of a `Policy`."""
-
-    config: Mapping[str, Any]
-    observation_space: Any
-    action_space: Any
-
-    def get_initial_state(self) -> list[Any]:
-        """As `Policy.get_initial_state`."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +54,10 @@ class ConnectorContext:
     marked: int = 0
 
     @classmethod
-    def from_policy(cls, policy: PolicyLike) -> Self:
+    def from_policy(cls, policy: Policy) -> Self:
         """Return the context of a policy."""
-        states = policy.get_initial_state()
-        return cls(
-            dict(policy.config),
-            states,
-            policy.observation_space,
-            policy.action_space,
-            is_policy_recurrent=bool(states),
-        )
+        states, spaces = policy.get_initial_state(), (policy.observation_space, policy.action_space)
+        return cls(dict(policy.config), states, *spaces, is_policy_recurrent=bool(states))
 
     def __deepcopy__(self, memo: Any) -> Self:
         """Return itself: it is immutable, and spaces are large."""
@@ -127,8 +113,7 @@ class Connector:
         value = getattr(self.ctx, what, None)
         if value is None:
             raise ContractError(
-                f"{self.name}: its context has no {what}, expected one; pass ConnectorContext({what}=...) or "
-                "ConnectorContext.from_policy(policy)"
+                f"{self.name}: its context has no {what}, expected one; pass ConnectorContext.from_policy(policy)"
             )
         return value
 
@@ -160,14 +145,13 @@ _classes: dict[str, type[Connector]] = {}
 
 def register_connector(name: str, cls: type[Connector]) -> None:
     """Register a class under a name; ConfigError if the name is taken or `cls` is no subclass of Connector."""
-    if not (isinstance(cls, type) and issubclass(cls, Connector)) or not isinstance(name, str) or not name:
+    if not (isinstance(cls, type) and issubclass(cls, Connector)):
         raise ConfigError(
-            f"register_connector: {name!r} is {cls!r}, expected a name and a subclass of AgentConnector or "
-            "ActionConnector; pass the class itself"
+            f"register_connector: {name!r} is {cls!r}, expected a subclass of Agent- or ActionConnector; pass one"
         )
     if name in _classes or name in BUILT_IN:
         raise ConfigError(
-            f"register_connector: {name!r} is a registered connector already, expected a new name; choose another one"
+            f"register_connector: {name!r} is registered already, expected a new name; choose one"
         )
     _classes[name] = cls
 
@@ -203,16 +187,17 @@ def keywords(where: str, params: object, known: tuple[str, ...]) -> dict[str, An
     return dict(params)
 
 
-class Stateless(Connector):
-    """A connector without parameters: its state is its name."""
+class ByArguments(Connector):
+    """A connector whose state is its name and the arguments of its constructor."""
+
+    _arguments: ClassVar[tuple[str, ...]] = ()
 
     def to_state(self) -> tuple[str, Any]:
-        return self.name, None
+        return self.name, {name: getattr(self, name) for name in self._arguments} or None
 
     @classmethod
     def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
-        keywords(cls.__name__, params, ())
-        return cls(ctx)
+        return cls(ctx, **keywords(cls.__name__, params, cls._arguments))
 
 
 @dataclass(slots=True)
@@ -331,34 +316,27 @@ class AgentRows:
         data: list[Any] = [getattr(agent, "data", None) for agent in given]
         columns_of_each = {SampleBatch.NEXT_OBS: self.obs, SampleBatch.REWARDS: self.rewards, MASK: self.mask}
         needed = {name for name, column in columns_of_each.items() if column is not None}
-        good = len(given) == len(self.obs) and all(
-            isinstance(one, dict) and needed <= one.keys() for one in data
-        )
-        seats = (
-            None if self.seats is None or not good else [(agent.env_id, agent.agent_id) for agent in given]
-        )
-        if not good or (seats is not None and seats != list(self.seats or ())):
+        whole = all(isinstance(one, dict) and needed <= one.keys() for one in data)
+        seats = [(agent.env_id, agent.agent_id) for agent in given if whole]
+        if len(seats) != len(self.obs) or self.seats not in (None, seats):
             raise ContractError(
                 f"{connector}: returned {len(given)} agents for {len(self.obs)}, expected the same agents in the same "
                 f"order, each with {', '.join(sorted(needed))} in its data; return everything that came in, changed"
             )
         self.obs = [single(columns[SampleBatch.NEXT_OBS]) for columns in data]
         if self.rewards is not None:
-            self.rewards = _rewards([columns[SampleBatch.REWARDS] for columns in data], connector)
+            self.rewards = np.array(
+                [_reward(columns[SampleBatch.REWARDS], connector) for columns in data], np.float64
+            )
         if self.mask is not None:
             self.mask = np.array([columns[MASK] for columns in data], np.bool_)
 
 
-def _rewards(given: list[Any], connector: str) -> Column:
-    """Return R rewards as a connector left them, as [R] float64."""
-    for reward in given:
-        number = np.asarray(reward if isinstance(reward, np.ndarray | np.generic | int | float) else None)
-        if number.shape or number.dtype.kind not in "biuf" or not np.isfinite(number):
-            raise ContractError(
-                f"{connector}: a reward is {reward!r}, expected a finite number, because it is learned from; return a "
-                "float"
-            )
-    return np.array(given, np.float64)
+def _reward(given: Any, connector: str) -> float:
+    number = np.asarray(given if isinstance(given, np.ndarray | np.generic | int | float) else None)
+    if number.shape or number.dtype.kind not in "biuf" or not np.isfinite(number):
+        raise ContractError(f"{connector}: a reward is {given!r}, expected a finite number; return one")
+    return float(number)
 
 
 def as_network_dtype(rows: Column, dtype: np.dtype[Any]) -> Column:
@@ -391,8 +369,8 @@ class ActionConnector(Connector):
         output = out.output if isinstance(out, ActionConnectorDataType) else None
         if not isinstance(output, tuple | list) or len(output) != 3:
             raise ContractError(
-                f"{self.name}.transform: returned {type(out).__name__} with {type(output).__name__}, expected the "
-                "ActionConnectorDataType that came in, whose output is (actions, states, fetches)"
+                f"{self.name}.transform: returned {type(out).__name__}, expected an ActionConnectorDataType whose "
+                "output is (actions, states, fetches); return what came in, changed"
             )
         return out
 
@@ -411,10 +389,6 @@ class AgentConnector(Connector):
 
     def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
         """Return the data of the same agents, in the same order; ContractError if `transform` returned none."""
-        if not isinstance(acd_list, list | tuple):
-            raise ContractError(
-                f"{self.name}: {type(acd_list).__name__}, expected a list of AgentConnectorDataType; pass [data]"
-            )
         out = [self.transform(data) for data in acd_list]
         for data in out:
             if not isinstance(data, AgentConnectorDataType):
@@ -516,6 +490,6 @@ def register_lambda_action_connector(
 
 
 def _registered(name: str, base: type[Any], transform: Callable[..., Any]) -> Any:
-    made = type(name, (Stateless, base), {"transform": transform, "__doc__": "Calls a function."})
+    made = type(name, (ByArguments, base), {"transform": transform, "__doc__": "Calls a function."})
     register_connector(name, made)
     return made

@@ -22,7 +22,7 @@ from menv.connectors.connector import (
     AgentConnector,
     AgentConnectorDataType,
     AgentRows,
-    Stateless,
+    ByArguments,
     columns_of,
     is_final,
     single,
@@ -362,7 +362,7 @@ def _fill(out: Rows, values: Sequence[Any] | Array, leaf: Leaf) -> None:
 _LEFT_ALONE = (SampleBatch.INFOS, SampleBatch.ACTIONS, MASK)
 
 
-class ObsPreprocessorConnector(Stateless, AgentConnector):
+class ObsPreprocessorConnector(ByArguments, AgentConnector):
     """Turns observations of the context's space into rows and masks; see `ObsPreprocessor`.
 
     It also checks observations: the results of connectors before it must be in the space.
@@ -405,7 +405,7 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
         return space, self.preprocess.size
 
 
-class FlattenDataAgentConnector(Stateless, AgentConnector):
+class FlattenDataAgentConnector(ByArguments, AgentConnector):
     """Makes one flat array of each nested column; infos, actions, masks and states stay unchanged."""
 
     at_ends = False

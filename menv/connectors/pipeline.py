@@ -43,7 +43,6 @@ from menv.connectors.obs_preprocessor import (
     ObsPreprocessorConnector,
 )
 from menv.errors import ConfigError, ContractError, UnknownNameError, in_words
-from menv.spaces import OutsideSpaceError
 
 C = TypeVar("C", bound=Connector)
 P = TypeVar("P", bound="Pipeline[Any]")
@@ -156,7 +155,7 @@ class Pipeline(Connector, Generic[C]):
             got = connector.__name__ if isinstance(connector, type) else type(connector).__name__
             raise ConfigError(
                 f"{self.name}: {got}, expected a new instance of {self.kind.__name__}; agent connectors go into "
-                "agent_connectors, action connectors into action_connectors, as objects and not as classes"
+                "agent_connectors, action connectors into action_connectors, as objects"
             )
         if connector.ctx is None:
             connector.ctx = self.ctx
@@ -167,7 +166,7 @@ class Pipeline(Connector, Generic[C]):
         names = [connector.name for connector in self.connectors]
         if name not in names:
             raise UnknownNameError(
-                f"{self.name}.{method}: no connector {name!r}, expected one of {names}; use one of these names"
+                f"{self.name}.{method}: no connector {name!r}, expected one of {names}; use one"
             )
         return names.index(name)
 
@@ -178,34 +177,21 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
     kind = AgentConnector
 
     def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
-        asked: list[str] = []
-        try:
-            for connector in self.connectors:
-                if not connector.takes_rows:
-                    asked.append(connector.name)
-                acd_list = connector(acd_list)
-        except OutsideSpaceError as error:
-            error.makers = [*asked, *error.makers]
-            raise
+        for connector in self.connectors:
+            acd_list = connector(acd_list)
         return acd_list
 
     def over_rows(self, rows: AgentRows) -> None:
         """Transform a whole batch; only custom connectors see agent by agent."""
-        asked: list[str] = []
-        try:
-            for takes_rows, group in groupby(self.connectors, lambda connector: connector.takes_rows):
-                if takes_rows:
-                    for connector in group:
-                        connector.over_rows(rows)
-                    continue
-                agents = rows.to_agents()
+        for takes_rows, group in groupby(self.connectors, lambda connector: connector.takes_rows):
+            if takes_rows:
                 for connector in group:
-                    asked.append(connector.name)
-                    agents = connector(agents)
-                    rows.take(agents, connector.name)
-        except OutsideSpaceError as error:
-            error.makers = [*asked, *error.makers]
-            raise
+                    connector.over_rows(rows)
+                continue
+            agents = rows.to_agents()
+            for connector in group:
+                agents = connector(agents)
+                rows.take(agents, connector.name)
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
         for connector in self.connectors:

@@ -287,8 +287,8 @@ class ConnectorPath:
         return self._groups[1]
 
     def _run(self, index: int, rows: AgentRows) -> ConnectedRows:
-        self._agent[index].over_rows(rows)
         try:
+            self._agent[index].over_rows(rows)
             return ConnectedRows(self._taken(index, rows), rows.mask, rows.rewards)
         except OutsideSpaceError as error:
             error.makers = [leaf.name for leaf in self._custom[index]]

@@ -18,7 +18,6 @@ import numpy as np
 
 from menv.base_env import Column, End, EnvId, ExternalSteps, Ready
 from menv.connectors.action_output import element
-from menv.connectors.built_in import clip_reward
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.inference.connector_path import Seats
@@ -30,11 +29,6 @@ from menv.sampling.trajectories import TrajectoryTable
 from menv.spaces import OutsideSpaceError, stack, why_outside
 
 _NO_INFO: Mapping[str, Any] = {}
-_GIVEN = dict.fromkeys(
-    ("state_batches", "prev_action_batch", "prev_reward_batch", "info_batch", "episodes", "explore", "timestep")
-).keys()  # fmt: skip
-"""The arguments of `compute_actions` after the observations, in order."""
-
 _OF_EVERY_BATCH = {
     "obs", "new_obs", "actions", "prev_actions", "rewards", "prev_rewards", "terminateds", "truncateds", "dones",
     "infos", "action_mask", "t", "env_t", "next_env_t", "eps_id", "agent_index", "env_id", "unroll_id", "seq_lens",
@@ -90,15 +84,19 @@ def decide(
     where = f"policy {policy_id!r}: get_initial_state"
     shown = [one.states if one.acted else parts_given(where, policy.get_initial_state()) for one in histories]
     before = _columns(shown, policy_id)
-    names = _named(type(policy).compute_actions)
-    given = dict(zip(_GIVEN, (
-        before, _previous_actions(policy.action_space, histories),
-        _previous_rewards(policy, histories), [history.info for history in histories], episodes, explore, timestep,
-    ), strict=True))  # fmt: skip
-    if names is None:
-        answer = policy.compute_actions(obs_batch, *given.values())
-    else:
-        answer = policy.compute_actions(obs_batch, **{name: given[name] for name in names})
+    given: dict[str, Any] = {
+        "state_batches": before,
+        "prev_action_batch": _previous_actions(policy.action_space, histories),
+        "prev_reward_batch": np.array([history.reward for history in histories]),
+        "info_batch": [history.info for history in histories],
+        "episodes": episodes,
+        "explore": explore,
+        "timestep": timestep,
+    }
+    named, rest = _parameters(type(policy).compute_actions)
+    answer = policy.compute_actions(
+        obs_batch, **{name: value for name, value in given.items() if rest or name in named}
+    )
     if not isinstance(answer, tuple) or len(answer) != 3 or not isinstance(answer[2] or {}, Mapping):
         raise ContractError(
             f"policy {policy_id!r}: compute_actions returned {type(answer).__name__}, expected (actions, states, "
@@ -111,35 +109,23 @@ def decide(
     return actions, before, states, answer[2] or {}
 
 
+@lru_cache(maxsize=256)
+def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    """Return the names of a function's parameters, and whether it accepts others as `**kwargs`."""
+    parameters = inspect.signature(function).parameters
+    rest = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return frozenset(parameters), rest
+
+
 def _one_for_each(actions: Any, count: int, policy_id: str) -> Sequence[Any]:
     """Return the actions for `count` observations as they are."""
     sized = isinstance(actions, Sized) and not (isinstance(actions, np.ndarray) and not actions.ndim)
     if not sized or len(actions) != count:
-        number = f"{len(actions)}" if sized else f"with a {type(actions).__name__}, not with a list,"
+        number = f"{len(actions)} actions" if sized else f"a {type(actions).__name__}"
         raise ContractError(
-            f"policy {policy_id!r}: answered {number} of {count} observations, expected one action each; obs_batch is "
-            "a list, return as many actions"
+            f"policy {policy_id!r}: answered {number} for {count} observations, expected one for each; return as many"
         )
     return actions  # type: ignore[no-any-return]
-
-
-@lru_cache(maxsize=256)
-def _named(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the arguments that a `compute_actions` takes by name, None if it takes all by position."""
-    signature = inspect.signature(function)
-    with suppress(TypeError):
-        signature.bind(None, None, *_GIVEN)
-        return None
-    rest = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
-    names = frozenset(_GIVEN if rest else _GIVEN & signature.parameters.keys())
-    try:
-        signature.bind(None, None, **dict.fromkeys(names))
-    except TypeError as error:
-        raise ContractError(
-            f"{function.__qualname__}: its parameters are {signature} ({error}), expected self, obs_batch and any of "
-            f"{', '.join(_GIVEN)}; name them so, or take **kwargs"
-        ) from error
-    return names
 
 
 def _columns(states: Sequence[list[Any]], policy_id: str) -> list[Column]:
@@ -148,8 +134,7 @@ def _columns(states: Sequence[list[Any]], policy_id: str) -> list[Column]:
         return [np.stack([np.asarray(one[part]) for one in states]) for part in range(len(states[0]))]
     except (IndexError, ValueError) as error:
         raise ContractError(
-            f"policy {policy_id!r}: states of several shapes, expected those of get_initial_state in every episode; "
-            "return states of the shapes that came in as state_batches"
+            f"policy {policy_id!r}: states of several shapes, expected those of get_initial_state; return such states"
         ) from error
 
 
@@ -164,13 +149,6 @@ def _previous_actions(space: gym.Space[Any], histories: Sequence[AgentHistory]) 
     return column
 
 
-def _previous_rewards(policy: Policy, histories: Sequence[AgentHistory]) -> Column:
-    """Return the rewards [R] of the previous actions, clipped where `clip_rewards` is set."""
-    rewards = np.array([history.reward for history in histories])
-    limit = getattr(policy.given_steps, "clip_rewards", False)
-    return clip_reward(rewards, limit) if limit else rewards
-
-
 def _checked_states(states: object, count: int, rows: int, policy_id: str) -> list[Column]:
     """Return copies of the states that a policy returned, whose arrays it may reuse."""
     parts = [] if states is None else parts_given(f"policy {policy_id!r}: compute_actions", states)
@@ -178,7 +156,7 @@ def _checked_states(states: object, count: int, rows: int, policy_id: str) -> li
     if lengths != [rows] * count:
         raise ContractError(
             f"policy {policy_id!r}: compute_actions returned {len(parts)} states with {lengths} rows, expected {count} "
-            f"with {rows}; define get_initial_state and return states like those that came in as state_batches"
+            f"with {rows}; return states like those that came in as state_batches"
         )
     return [np.array(part) for part in parts]
 
@@ -301,10 +279,6 @@ class CustomPolicyStrategy(ActingStrategy):
 
     def _env_ready(self, actions: Sequence[Any] | Column, which: Column | int) -> Answers:
         """Return R env-ready actions: write-protected copies within the space; the error names the policy."""
-        indices = [which] * len(actions) if isinstance(which, int) else which.tolist()
-        asked = [self.policies[index] for index in indices]
-        if any(policy.given_steps is not None for policy in set(asked)):
-            actions = [policy.env_action(one) for policy, one in zip(asked, actions, strict=True)]
         try:
             if self._plain:
                 return self._protected(self.network_form(actions, which))
@@ -315,8 +289,7 @@ class CustomPolicyStrategy(ActingStrategy):
     def _refused(self, error: OutsideSpaceError, which: Column | int) -> ContractError:
         index = which if isinstance(which, int) else int(which[error.row])
         return ContractError(
-            f"policy {self.policy_ids[index]!r}: {error.why}; return actions of policy.action_space, or set "
-            "clip_actions=True"
+            f"policy {self.policy_ids[index]!r}: {error.why}; return actions of policy.action_space"
         )
 
     def _protected(self, rows: Column) -> Answers:

@@ -114,7 +114,7 @@ def _ask(
             del memory[agent.env_id, agent.agent_id]
     return [
         (
-            policy.env_action(actions[row]),
+            actions[row],
             [part[row] for part in states],
             {name: value[row] for name, value in fetches.items()},
         )

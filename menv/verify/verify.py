@@ -117,7 +117,7 @@ class Task:
             for name, spec in specs.items()
             if not spec.answers_itself
         }
-        groups, _ = build_groups(specs, configs, {name: PPORecipe() for name in configs}, self.seed, config)
+        groups, _ = build_groups(specs, configs, {name: PPORecipe() for name in configs}, self.seed)
         return policy_map, groups
 
 

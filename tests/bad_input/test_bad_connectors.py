@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv import local_policy_inference
 from menv.algorithms import PPO
 from menv.connectors import (
     ActionConnector,
@@ -70,21 +69,11 @@ def built(**world: Any) -> tuple[PPO, Any, ConnectorContext]:
     return algo, policy, ConnectorContext.from_policy(policy)
 
 
-@pytest.mark.parametrize("place", ["prepend", "append"])
-def test_a_connector_that_loses_rewards_is_refused_and_may_lose_them_where_there_are_none(place: str) -> None:
-    algo, policy, ctx = built()
-    getattr(policy.agent_connectors, place)(Only(ctx))
-    policy.act(np.zeros(4, np.float32))
-    with pytest.raises(
-        ContractError, match=r"^Only: returned .* each with new_obs, rewards in its data; return"
-    ):
-        algo.sample()
-
-
-def test_a_connector_that_loses_action_masks_is_refused() -> None:
-    algo, policy, ctx = built(mask=True)
-    policy.agent_connectors.append(WithoutMask(ctx))
-    with pytest.raises(ContractError, match=r"^WithoutMask: returned"):
+@pytest.mark.parametrize(("kind", "place"), [(Only, "prepend"), (Only, "append"), (WithoutMask, "append")])
+def test_a_connector_that_loses_rewards_or_masks_is_refused(kind: Any, place: str) -> None:
+    algo, policy, ctx = built(mask=kind is WithoutMask)
+    getattr(policy.agent_connectors, place)(kind(ctx))
+    with pytest.raises(ContractError, match=f"^{kind.__name__}: returned"):
         algo.sample()
 
 
@@ -104,21 +93,6 @@ def test_observations_that_nobody_can_take_are_blamed_on_the_connector_that_made
             ask()
 
 
-def test_agents_asked_one_by_one_are_told_the_same() -> None:
-    _, policy, ctx = built()
-    policy.agent_connectors.prepend(wrong := Observations(ctx))
-    wrong.obs = np.zeros(7, np.float32)
-    with pytest.raises(ContractError, match="; fix the output of Observations, or pass"):
-        local_policy_inference(policy, 0, "a", np.zeros(4, np.float32))
-
-
-def test_an_observation_that_is_wrong_before_a_connector_is_asked_is_not_blamed_on_it() -> None:
-    _, policy, ctx = built()
-    policy.agent_connectors.append(Observations(ctx))
-    with pytest.raises(ContractError, match=r"got shape \(7,\); pass observations of"):
-        policy.act(np.zeros(7, np.float32))
-
-
 @pytest.mark.parametrize("reward", [
     "1.5", None, float("nan"), np.float32("inf"), np.ones(2), [[1.0], [1.0, 2.0]],
 ], ids=str)  # fmt: skip
@@ -127,9 +101,7 @@ def test_rewards_that_are_no_finite_numbers_are_refused(reward: Any) -> None:
     wrong = Rewards(ctx)
     wrong.reward = reward
     policy.agent_connectors.prepend(wrong)
-    with pytest.raises(
-        ContractError, match=r"^Rewards: a reward is .*, expected a finite number, because it"
-    ):
+    with pytest.raises(ContractError, match="^Rewards: a reward is "):
         algo.sample()
 
 

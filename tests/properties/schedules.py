@@ -120,7 +120,7 @@ def _networks(kind: str) -> NetworkGroup:
     spec = PolicySpec(observation_space=OBS, action_space=ACTIONS)
     _, (built,) = build_groups(
         dict.fromkeys(("even", "odd"), spec), dict.fromkeys(("even", "odd"), config),
-        dict.fromkeys(("even", "odd"), PPORecipe()), 3, config,
+        dict.fromkeys(("even", "odd"), PPORecipe()), 3,
     )  # fmt: skip
     return built.networks
 

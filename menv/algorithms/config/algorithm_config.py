@@ -270,10 +270,9 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     )
     """True learns from the signs of rewards; a number clips rewards to [-number, number]."""
     clip_actions: bool = setting(False, methods="environment", scope="connectors")
-    """Whether to clip Box actions to the bounds of the space, including the actions of custom policies."""
-    normalize_actions: bool | None = setting(None, methods="environment", scope="connectors")
-    """Whether to scale Box actions from [-1, 1] to the bounds of the space. None scales the actions of networks and
-    leaves the actions of custom policies unchanged."""
+    """Whether to clip the Box actions of networks to the bounds of the space."""
+    normalize_actions: bool = setting(True, methods="environment", scope="connectors")
+    """Whether to scale the Box actions of networks from [-1, 1] to the bounds of the space."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = setting(
         "NoFilter", methods="env_runners", scope="connectors"
     )

@@ -174,8 +174,6 @@ class BatchPostprocessor:
         self._leave_out(batch)
         self._run_hooks(batch, episodes, beside)
         critics = self._critic_rows(batch, episodes, beside, history)
-        for policy_id, rows in batch.policy_batches.items():
-            clip_rewards_of(rows, getattr(self._policies[policy_id].given_steps, "clip_rewards", False))
         for backend, index, policy_id in self._of(batch):
             rows, config = batch[policy_id], self._configs[policy_id]
             clip_rewards_of(rows, config.clip_rewards)

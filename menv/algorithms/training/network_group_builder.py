@@ -16,11 +16,10 @@ import numpy as np
 
 from menv import rng
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.read_config import override
 from menv.algorithms.networks.network_spec import NetworkSpec, check_size, memory_for
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.training.torch_threads import learning_device
-from menv.connectors.action_output import ActionOutput, CustomSteps
+from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import PolicyConnectors, action_pipeline, action_plan, agent_pipeline
@@ -111,25 +110,20 @@ class GraphsHere:
         return GraphsHere, (None,)
 
 
-_OF_CUSTOM = ("normalize_actions", "clip_actions", "clip_rewards")
-"""Settings that hold for custom policies too, in the main config or in that of the policy."""
-
-
 def build_groups(
     specs: Mapping[str, PolicySpec],
     configs: Mapping[str, AlgorithmConfig],
     recipes: Mapping[str, Recipe],
     seed: int,
-    main: AlgorithmConfig,
 ) -> tuple[list[PolicyGroup], list[BuiltPolicies]]:
-    """Return all groups, and how groups of networks were built; `main` are the settings of the run."""
+    """Return all groups, and how groups of networks were built."""
     groups: list[PolicyGroup] = []
     nets: list[BuiltPolicies] = []
     networks = {name: _network(name, specs[name], configs[name], recipe) for name, recipe in recipes.items()}
     for members in _alike(specs, configs, networks):
         first = specs[members[0]]
         if first.answers_itself:
-            policies = [_own_policy(name, specs[name], main) for name in members]
+            policies = [_own_policy(name, specs[name]) for name in members]
             groups.append(_custom_group(members, policies, first))
         else:
             weights = [
@@ -183,7 +177,7 @@ def _alike(
 def _form(spec: PolicySpec, config: AlgorithmConfig | None, network: NetworkSpec | None) -> Any:
     """Return what policies must have in common to act together."""
     form = config and (
-        config.normalize_actions is not False,
+        config.normalize_actions,
         config.clip_actions,
         config.inference,
         config.num_gpus > 0,
@@ -202,14 +196,13 @@ def add_to_groups(
     seed: int,
     admit: Callable[[NetworkSpec], None],
     free_slots: FreePolicySlots,
-    main: AlgorithmConfig,
 ) -> list[PolicyGroup]:
     """Add a policy to the group with its architecture, or return a new group of it.
 
     `admit` is called with its network before anything changes and may refuse it.
     """
     if recipe is None or config is None:
-        return _add_own(name, spec, free_slots, main)
+        return _add_own(name, spec, free_slots)
     network = _network(name, spec, config, recipe)
     admit(network)
     form = _form(spec, config, network)
@@ -224,11 +217,9 @@ def add_to_groups(
     return [nets[-1].group]
 
 
-def _add_own(
-    name: str, spec: PolicySpec, free_slots: FreePolicySlots, main: AlgorithmConfig
-) -> list[PolicyGroup]:
+def _add_own(name: str, spec: PolicySpec, free_slots: FreePolicySlots) -> list[PolicyGroup]:
     """Give a custom policy a free slot, or return a new group of it."""
-    policy = _own_policy(name, spec, main)
+    policy = _own_policy(name, spec)
     if free_slots.claim(lambda group, place: group.strategy.admit(name, policy, place, spec)):
         return []
     return [_custom_group([name], [policy], spec)]
@@ -245,7 +236,7 @@ def first_weights(network: NetworkSpec, name: str, config: AlgorithmConfig, reci
         return recipe.first_weights(network, config, own_seed)
 
 
-def _own_policy(policy_id: str, spec: PolicySpec, main: AlgorithmConfig) -> Policy:
+def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
     assert spec.policy_class is not None
     if not issubclass(spec.policy_class, Policy):
         raise ConfigError(
@@ -254,13 +245,7 @@ def _own_policy(policy_id: str, spec: PolicySpec, main: AlgorithmConfig) -> Poli
         )
     check_own_policy_class(policy_id, spec.policy_class)
     # Never None: policies written for the classic interface read it.
-    policy = spec.policy_class(spec.observation_space, spec.action_space, spec.config or {})
-    own = {name: value for name, value in (spec.config or {}).items() if name in _OF_CUSTOM}
-    config = override(main, own, policy_id)
-    if config.normalize_actions or config.clip_actions or config.clip_rewards:
-        policy.given_steps = CustomSteps(
-            spec.action_space, bool(config.normalize_actions), config.clip_actions, config.clip_rewards
-        )
+    policy: Policy = spec.policy_class(spec.observation_space, spec.action_space, spec.config or {})
     return policy
 
 
@@ -288,7 +273,7 @@ def _connectors(
         observation_filter=config.observation_filter,
         more=config.agent_connectors,
     )
-    action = action_pipeline(ctx, normalize=config.normalize_actions is not False, clip=config.clip_actions)
+    action = action_pipeline(ctx, normalize=config.normalize_actions, clip=config.clip_actions)
     return PolicyConnectors(agent, action)
 
 
@@ -303,9 +288,7 @@ def _new_group(
 ) -> BuiltPolicies:
     preprocessor = ObsPreprocessor(spec.observation_space, spec.action_space, _marked(spec, config))
     backend, check = _backend(network, weights, config, seed, preprocessor)
-    output = ActionOutput(
-        spec.action_space, normalize=config.normalize_actions is not False, clip=config.clip_actions
-    )
+    output = ActionOutput(spec.action_space, normalize=config.normalize_actions, clip=config.clip_actions)
     networks = NetworkGroup(
         list(members), spec.observation_space, spec.action_space, preprocessor, backend, output, network.state_sizes,
         connectors, action_plan(connectors[0].action), *connectors[0].rows_of(spec.observation_space),

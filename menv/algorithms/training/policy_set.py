@@ -76,7 +76,7 @@ class PolicySet(PolicyView):
             name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.answers_itself
         }
         configs = {name: self._config_of(name, specs[name], own, specs) for name, own in recipes.items()}
-        self.groups, nets = build_groups(specs, configs, recipes, seed, config)
+        self.groups, nets = build_groups(specs, configs, recipes, seed)
         found = {name: group for group in self.groups for name in group.policy_ids}
         self.policies = {
             name: _policy_of(found[name], name, spec, seed, nets, configs) for name, spec in specs.items()
@@ -147,7 +147,6 @@ class PolicySet(PolicyView):
             self._seed,
             admit,
             self.free_slots,
-            self._config,
         )
         if recipe is not None and config is not None:
             learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
