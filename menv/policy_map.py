@@ -9,8 +9,8 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from menv.base_env import SINGLE_AGENT, AgentId
 from menv.env_calls import OR_MANY_AGENTS
 from menv.episode import Episode
-from menv.errors import ConfigError, ContractError, MenvError, in_words
+from menv.errors import ConfigError, ContractError
 from menv.policy_spec import PolicySpec, check_policy_id
 
 DEFAULT_POLICY = "default_policy"
@@ -30,8 +30,10 @@ MappingSetting = Callable[..., Any] | Sequence[Sequence[str]] | None
 """A mapping function, or pairs of a pattern as of `fnmatch` and a policy id, which a checkpoint can hold."""
 
 _GIVEN = ("agent_id", "episode", "worker")
-_NAMED = _GIVEN[1:]
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_CALLS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (1, ("episode", "worker")), (1, ("worker",)), (1, ("episode",)), (3, ()), (2, ()), (1, ()),
+)  # fmt: skip
+"""How mapping functions may be called: how many arguments by position, and which others by name."""
 
 
 class PolicyMap:
@@ -82,17 +84,6 @@ class PolicyMap:
         self.only = next(iter(self.specs)) if len(self.specs) == 1 and policy_mapping_fn is None else None
         self._mapping = self._only_one if policy_mapping_fn is None else adapt_mapping_fn(policy_mapping_fn)
         self._to_train = self._check_to_train(policies_to_train)
-        for policy_id, spec in self.specs.items():
-            if (
-                spec.answers_itself
-                and hasattr(spec.policy_class, "learn_on_batch")
-                and not self.is_frozen(policy_id)
-            ):
-                warnings.warn(
-                    f"policies[{policy_id!r}]: learn_on_batch of a custom policy class is never called; write "
-                    "a loss in a subclass of menv.algorithms.PPOPolicy, or leave the policy out of policies_to_train",
-                    stacklevel=2,
-                )
 
     def changed(
         self,
@@ -184,10 +175,16 @@ class PolicyMap:
         """Return whether a policy learns from `batch`.
 
         Raises:
-            ContractError: The function that decides it raised, or did not return a bool.
+            ContractError: The function that decides it did not return a bool.
         """
         if callable(self._to_train):
-            return _decided(self._to_train, policy_id, batch)
+            answer = self._to_train(policy_id, batch)
+            if not isinstance(answer, int | np.bool_):
+                raise ContractError(
+                    f"policies_to_train: returned a {type(answer).__name__} for policy {policy_id!r}, expected True or "
+                    "False; fix the function (is a `return` missing?)"
+                )
+            return bool(answer)
         return self._to_train is None or policy_id in self._to_train
 
     def is_frozen(self, policy_id: str) -> bool:
@@ -227,24 +224,6 @@ def _ids(setting: str, value: object) -> list[Any]:
     return ids
 
 
-def _decided(fn: Callable[[str, Any], Any], policy_id: str, batch: object) -> bool:
-    try:
-        answer = fn(policy_id, batch)
-    except MenvError:
-        raise
-    except Exception as error:
-        raise ContractError(
-            f"policies_to_train: raised {in_words(error)} for policy {policy_id!r}, expected True or "
-            "False; its own traceback is above"
-        ) from error
-    if not isinstance(answer, int | np.bool_):
-        raise ContractError(
-            f"policies_to_train: returned a {type(answer).__name__} for policy {policy_id!r}, expected True or False; "
-            "fix the function (is a `return` missing?)"
-        )
-    return bool(answer)
-
-
 def adapt_mapping_fn(fn: Callable[..., Any] | Sequence[Sequence[str]]) -> MappingFn:
     """Return `fn` as a function of exactly (agent_id, episode, worker).
 
@@ -256,40 +235,24 @@ def adapt_mapping_fn(fn: Callable[..., Any] | Sequence[Sequence[str]]) -> Mappin
     if not callable(fn):
         return _by_patterns(fn)
     try:
-        parameters = list(inspect.signature(fn).parameters.values())
+        signature = inspect.signature(fn)
     except (TypeError, ValueError):
         # A builtin such as str, which has no signature: a function of the agent id.
         return lambda agent_id, episode, worker: fn(agent_id)
-    kinds = {parameter.kind for parameter in parameters}
-    named = [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        named += [""] * (3 - len(named))
-    # A parameter called "worker" is given the worker, wherever it stands.
-    in_place = [name if name in _NAMED else usual for name, usual in zip(named, _GIVEN, strict=False)]
-    own = [parameter.name for parameter in parameters]
-    rest = inspect.Parameter.VAR_KEYWORD in kinds
-    by_name = [name for name in _NAMED if name not in in_place and (rest or name in own)]
-    try:
-        inspect.signature(fn).bind(*in_place, **dict.fromkeys(by_name))
-    except TypeError:
-        in_place = []
-    if not in_place:
+    for count, names in _CALLS:
+        with suppress(TypeError):
+            signature.bind(*_GIVEN[:count], **dict.fromkeys(names))
+            break
+    else:
         raise ConfigError(
-            f"policy_mapping_fn: its parameters are ({', '.join(own)}), expected (agent_id, episode, worker, "
-            "**kwargs) or the first of these; give the others defaults"
+            f"policy_mapping_fn: its parameters are {signature}, expected (agent_id, episode, worker, **kwargs) or the "
+            "first of these; give the others defaults"
         )
-    if not by_name and in_place == list(_GIVEN[: len(in_place)]):
-        # The usual signatures need no work per call.
-        return (
-            lambda agent_id, episode, worker: fn(agent_id),
-            lambda agent_id, episode, worker: fn(agent_id, episode),
-            fn,
-        )[len(in_place) - 1]
 
     def mapping(agent_id: AgentId, episode: Episode, worker: Any) -> str:
         given = {"agent_id": agent_id, "episode": episode, "worker": worker}
-        args = [given[name] for name in in_place]
-        return fn(*args, **{name: given[name] for name in by_name})  # type: ignore[no-any-return]
+        args = list(given.values())[:count]
+        return fn(*args, **{name: given[name] for name in names})  # type: ignore[no-any-return]
 
     return mapping
 

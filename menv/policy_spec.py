@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from menv.errors import ConfigError
 
 _BAD_IN_IDS = '<>:"/\\|?*'
 _MOST_BYTES = 200
-_PARTS = {
-    "policy_cls": "policy_class", "policy_class": "policy_class", "observation_space": "observation_space",
-    "action_space": "action_space", "config": "config", "algorithm": "algorithm",
-}  # fmt: skip
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +43,6 @@ class PolicySpec:
             raise ConfigError(
                 f"PolicySpec: policy_class is {self.policy_class!r:.100}, expected a class; write "
                 "PolicySpec(policy_class=RandomPolicy), or leave it out for the algorithm's own"
-            )
-        trained_by = getattr(getattr(self.policy_class, "recipe", None), "name", None)
-        if self.policy_class is not None and trained_by is not None:
-            raise ConfigError(
-                f"PolicySpec: policy_class is {self.policy_class.__name__}, an algorithm, expected a policy's class; "
-                f"write PolicySpec(algorithm={trained_by!r})"
             )
         if vars(self.policy_class or object).get("stock", False):
             object.__setattr__(self, "policy_class", None)
@@ -105,31 +92,6 @@ class PolicySpec:
             "action_space, config); write PolicySpec() for a policy that infers everything, "
             "PolicySpec(config={...}) for one with other settings"
         )
-
-
-def spec_by_parts(method: F) -> F:
-    """Let a method of `(self, policy_id, spec)` accept the parts of a spec under RLlib's names."""
-
-    @functools.wraps(method)
-    def call(self: Any, policy_id: str, spec: Any = None, **given: Any) -> Any:
-        values = {part: given.pop(name) for name, part in _PARTS.items() if name in given}
-        parts = {part: value for part, value in values.items() if value is not None}
-        policy_class = parts.get("policy_class", object)
-        if not isinstance(policy_class, type):
-            raise ConfigError(
-                f"{method.__name__}: policy_cls is {type(policy_class).__name__}, expected a class; write "
-                "policy_cls=type(policy), or leave it out for the algorithm's own"
-            )
-        if parts and isinstance(spec, type) and "policy_class" not in parts:
-            spec, parts = None, {"policy_class": spec, **parts}
-        if parts and spec is not None:
-            raise ConfigError(
-                f"{method.__name__}: a spec and also {sorted(parts)}, expected one of them; put all into "
-                "spec=PolicySpec(...)"
-            )
-        return method(self, policy_id, PolicySpec(**parts) if parts else spec, **given)
-
-    return call  # type: ignore[return-value]
 
 
 def spec_like(policy_id: str, spec: Any, policy: Any) -> PolicySpec:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from menv import ConfigError, Episode, Policy, PolicySpec, RandomPolicy
-from menv.algorithms import PPO, Algorithm, PPOConfig, PPOPolicy
+from menv.algorithms import PPO, Algorithm, PPOConfig
 from menv.base_env import SINGLE_AGENT
 from menv.workers.remote_envs import RemoteEnv
 
@@ -47,29 +47,9 @@ def test_the_class_of_a_policy_that_plays_stands_for_the_algorithms_own(owners: 
     added = algo.add_policy("again", spec, policy_mapping_fn=lambda *args, **kwargs: "again")
     assert added.get_weights().keys() == algo.get_policy().get_weights().keys()
     assert added.act([0.0] * 4) in (0, 1)
+    with pytest.raises(ConfigError, match="add_policy: policy_cls is given; write spec=PolicySpec"):
+        algo.add_policy("new", policy_cls=RandomPolicy)
     algo.remove_policy("again", policy_mapping_fn=lambda *args, **kwargs: "default_policy")
-
-
-def test_add_policy_takes_the_parts_of_a_spec_by_their_classic_names(owners: dict[str, Any]) -> None:
-    algo = owners["algorithm"]
-    first = algo.get_policy()
-    spaces = {"observation_space": first.observation_space, "action_space": first.action_space}
-    for args, parts in (
-        ((), {"policy_cls": type(first), "config": {"gamma": 0.5}}),
-        ((PPOPolicy,), {**spaces, "config": None}),
-        ((), {"policy_cls": RandomPolicy, **spaces}),
-        ((), {"policy_class": RandomPolicy, **spaces}),
-    ):
-        added = algo.add_policy("new", *args, **parts, policy_mapping_fn=lambda *args, **kwargs: "new")
-        assert type(added) is (*args, parts.get("policy_cls", parts.get("policy_class")))[0]
-        assert added.act([0.0] * 4) in (0, 1)
-        algo.remove_policy("new", policy_mapping_fn=lambda *args, **kwargs: "default_policy")
-    with pytest.raises(ConfigError, match=r"^add_policy: a spec and also \['config'\].*put all into"):
-        algo.add_policy("new", PolicySpec(), config={"gamma": 0.5})
-    with pytest.raises(
-        ConfigError, match=r"^add_policy: policy_cls is NetworkPolicy, expected a class; write"
-    ):
-        algo.add_policy("new", policy_cls=first)
 
 
 def test_the_one_agent_of_a_single_agent_environment_need_not_be_named() -> None:

@@ -41,7 +41,7 @@ from menv.metrics import Metrics
 from menv.migration_hints import Result, hint, hinted, old_arguments, warn_of_uncalled
 from menv.policy import Policy, one_row, weights_of
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
-from menv.policy_spec import ids_given, spec_by_parts, spec_like
+from menv.policy_spec import ids_given, spec_like
 from menv.registry import describe_env
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents, resolve_specs
@@ -572,7 +572,7 @@ class Algorithm:
         self._policy_set.set_weights(self._policy_set.read_weights(weights))
         self._external_clients.publish()
 
-    @spec_by_parts
+    @old_arguments("write spec=PolicySpec(policy_class, observation_space, action_space, config)")
     def add_policy(
         self,
         policy_id: str,
@@ -586,8 +586,7 @@ class Algorithm:
 
         Args:
             policy_id: A new id.
-            spec: As in `policies`; None infers everything. You can also give its parts by name: `policy_class` or
-                `policy_cls`, `observation_space`, `action_space`, `config` and `algorithm`.
+            spec: As in `policies`; None infers everything.
             policy: A trained policy to copy: one of this or another algorithm (`get_policy`), or one of a checkpoint,
                 as in `add_policy("expert", policy=Policy.from_checkpoint(folder))`. The new policy starts with its
                 weights and its connectors, statistics of filters included, and with its spaces unless `spec` gives

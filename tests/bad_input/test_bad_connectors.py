@@ -101,7 +101,7 @@ def test_rewards_that_are_no_finite_numbers_are_refused(reward: Any) -> None:
     wrong = Rewards(ctx)
     wrong.reward = reward
     policy.agent_connectors.prepend(wrong)
-    with pytest.raises(ContractError, match="^Rewards: a reward is "):
+    with pytest.raises(ContractError, match=r"^Rewards: a reward is "):
         algo.sample()
 
 

@@ -83,15 +83,6 @@ def test_a_group_of_agents_is_sent_to_qmix() -> None:
     refused(lambda: DQN(env=make), r"expected Discrete; train the policy of a group of agents with QMIX")
 
 
-def test_an_algorithm_is_no_class_of_a_policy() -> None:
-    message = (
-        r"PolicySpec: policy_class is PPO, an algorithm, expected .*; write PolicySpec\(algorithm='PPO'\)"
-    )
-    refused(lambda: PolicySpec(PPO), message)
-    policies: Any = {"policies": {"default_policy": (PPO, None, None, {})}}
-    refused(lambda: PPO(env="CartPole-v1", config={"multiagent": policies}), message)
-
-
 def test_the_policy_whose_actions_do_not_fit_is_named_among_others() -> None:
     multiagent = {
         "policies": {"good": PolicySpec(), "bad": PolicySpec(algorithm="DQN")},
@@ -131,7 +122,7 @@ def test_one_action_that_is_in_no_list_is_named(answer: Any) -> None:
     multiagent = {"policies": {"p": PolicySpec(policy_class=One)}, "policy_mapping_fn": lambda agent_id: "p"}
     with (
         PPO(env="CartPole-v1", config={**SMALL, "multiagent": multiagent}) as algo,
-        pytest.raises(ContractError, match=r"'p': answered with a .*, expected one action each") as caught,
+        pytest.raises(ContractError, match="'p': answered a ") as caught,
     ):
         algo.sample()
     checked(str(caught.value))
