@@ -230,16 +230,9 @@ class FrameStackAgentConnector(ByArguments, KeepsAgents):
     def begin(self, slot: int) -> None:
         self._by_slot.pop(slot, None)
 
-    def lives(self, slots: Sequence[int]) -> list[Any]:
-        """Return the frames of each slot, [P, K * C], None where no agent episode has begun."""
-        return [self._by_slot.get(slot) for slot in slots]
-
-    def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
-        """Restore the frames that `lives` returned, on these slots."""
-        for slot, frames in zip(slots, lives, strict=True):
-            self.begin(slot)
-            if frames is not None:
-                self._by_slot[slot] = frames
+    def continue_from(self, other: FrameStackAgentConnector) -> None:
+        """Copy the frames of running agent episodes."""
+        self._by_slot = dict(other._by_slot)
 
     def _stacked(self, known: dict[Any, Rows], keys: Sequence[Any], obs: Rows, final: bool) -> Rows:
         """Return R rows after those of their agent episodes in `known`, which keeps the new ones but at ends."""

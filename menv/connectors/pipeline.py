@@ -1,7 +1,7 @@
 """Pipelines of connectors, edited by name, and the two pipelines of each network policy.
 
 An edit that fails raises and leaves the pipeline unchanged. The functions below say which parts of a pipeline work on
-whole batches, and move the state of agents between pipelines.
+whole batches.
 """
 
 from __future__ import annotations
@@ -57,21 +57,17 @@ class Pipeline(Connector, Generic[C]):
 
     Attributes:
         connectors: The connectors, in order.
+        version: Grows with each change.
     """
 
     kind: ClassVar[type[Connector]]
 
     def __init__(self, ctx: ConnectorContext | None = None, connectors: Iterable[C] = ()) -> None:
         super().__init__(ctx)
-        self._changes = 0
+        self.version = 0
         self.connectors: list[C] = []
         for connector in connectors:
             self.append(connector)
-
-    @property
-    def version(self) -> int:
-        """Grows with each change."""
-        return self._changes
 
     def prepend(self, connector: C) -> None:
         """Put a connector before all others."""
@@ -92,7 +88,7 @@ class Pipeline(Connector, Generic[C]):
     def remove(self, name: str) -> None:
         """Remove the first connector that has a name; an unknown one is an UnknownNameError."""
         del self.connectors[self._index(name, "remove")]
-        self._changes += 1
+        self.version += 1
 
     def __getitem__(self, name: str) -> list[C]:
         """Return the connectors that have a name; an unknown one is an UnknownNameError."""
@@ -140,7 +136,7 @@ class Pipeline(Connector, Generic[C]):
         """Replace all connectors by those of a state, or raise what `from_state` does and change nothing."""
         made = type(self).from_state(self.ctx or ConnectorContext(), params)
         self.connectors = made.connectors
-        self._changes += 1
+        self.version += 1
         (self.in_training if self.is_training else self.in_eval)()
 
     def __str__(self) -> str:
@@ -160,7 +156,7 @@ class Pipeline(Connector, Generic[C]):
         if connector.ctx is None:
             connector.ctx = self.ctx
         self.connectors.insert(place, connector)
-        self._changes += 1
+        self.version += 1
 
     def _index(self, name: str, method: str) -> int:
         names = [connector.name for connector in self.connectors]
@@ -354,28 +350,11 @@ def _copied(pipeline: P) -> P:
     return copied
 
 
-def stateful_connectors(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
-    """Return the connectors that keep state per agent episode; custom ones may only show it by overriding `reset`."""
-    return [
-        leaf
-        for leaf in pipeline.connectors
-        if leaf.keeps_lives or not (leaf.takes_rows or type(leaf).reset is AgentConnector.reset)
-    ]
-
-
-def _stacks(pipeline: AgentConnectorPipeline) -> list[FrameStackAgentConnector]:
-    return [leaf for leaf in pipeline.connectors if type(leaf) is FrameStackAgentConnector]
-
-
-def export_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int]) -> list[list[Any]]:
-    """Return for each slot what each connector that stacks frames remembers, all that can move to another process."""
-    found = [leaf.lives(slots) for leaf in _stacks(pipeline)]
-    return [list(life) for life in zip(*found, strict=True)] if found else [[] for _ in slots]
-
-
-def import_lives(
-    pipeline: AgentConnectorPipeline, slots: Sequence[int], lives: Sequence[Sequence[Any]]
-) -> None:
-    """Restore the states of `export_lives` on these slots; an empty state is a new agent episode."""
-    for number, leaf in enumerate(_stacks(pipeline)):
-        leaf.take_lives(slots, [life[number] if number < len(life or ()) else None for life in lives])
+def carry_frames(before: AgentConnectorPipeline, after: AgentConnectorPipeline) -> None:
+    """Copy the frames of running agent episodes from one pipeline to another one."""
+    stacks = (
+        [leaf for leaf in own.connectors if isinstance(leaf, FrameStackAgentConnector)]
+        for own in (before, after)
+    )
+    for old, new in zip(*stacks, strict=False):
+        new.continue_from(old)

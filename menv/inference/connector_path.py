@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import Column, End, EnvId
-from menv.connectors.built_in import FrameStackAgentConnector
 from menv.connectors.connector import (
     ActionConnectorDataType,
     AgentConnector,
@@ -28,9 +27,6 @@ from menv.connectors.pipeline import (
     PolicyConnectors,
     action_plan,
     batch_steps,
-    export_lives,
-    import_lives,
-    stateful_connectors,
 )
 from menv.errors import ContractError
 from menv.inference.backend import not_finite
@@ -67,7 +63,6 @@ class ConnectorPath:
 
     Attributes:
         keeps_lives: Whether some connector keeps state per agent episode and so needs the slots.
-        exports_lives: Whether all of that state can move to another process.
         at_ends: By policy index, whether connectors must see final observations as soon as they come.
         acts: Whether custom connectors see or change the actions of each agent.
         outputs: By policy index, the action connectors on whole batches.
@@ -90,8 +85,6 @@ class ConnectorPath:
         self._learning = learning
         leaves = [pipeline.connectors for pipeline in self._agent]
         self.keeps_lives = any(leaf.keeps_lives for own in leaves for leaf in own)
-        stateful = [leaf for pipeline in self._agent for leaf in stateful_connectors(pipeline)]
-        self.exports_lives = all(type(leaf) is FrameStackAgentConnector for leaf in stateful)
         self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
         # Connectors that are called agent by agent.
         self._custom = [[leaf for leaf in own if not leaf.takes_rows] for own in leaves]
@@ -162,18 +155,6 @@ class ConnectorPath:
                 if column is not None:
                     column[places] = own
         return whole
-
-    def rows_of_lives(
-        self, index: int, obs: Observations, lives: Sequence[Any]
-    ) -> tuple[Column, Mask | None, Sequence[Any]]:
-        """Return R observations of R agents as rows and masks, with their connectors' state before and after.
-
-        `lives` holds for each what the last call returned, None for a new agent episode.
-        """
-        slots = np.arange(len(lives))
-        import_lives(self._agent[index], slots.tolist(), lives)
-        done = self.rows(index, obs, slots=slots)
-        return done.obs, done.mask, export_lives(self._agent[index], slots.tolist())
 
     def final(self, index: int, end: End) -> End:
         """Return the end of a trajectory with its observation and reward after the connectors."""
@@ -306,7 +287,7 @@ class ConnectorPath:
         return as_network_dtype(obs, self._dtype)
 
 
-def refuse_unknown_lives(policy_id: str, path: ConnectorPath) -> None:
+def refuse_unknown_agents(policy_id: str, path: ConnectorPath) -> None:
     """Raise ContractError where connectors keep state per agent and the caller names no agents."""
     if path.keeps_lives:
         raise ContractError(

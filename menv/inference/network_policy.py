@@ -39,7 +39,6 @@ from menv.connectors.pipeline import (
     AgentConnectorPipeline,
     PolicyConnectors,
     action_plan,
-    stateful_connectors,
 )
 from menv.errors import ConfigError, ContractError
 from menv.inference.acting_graphs import ActingGraphs
@@ -54,7 +53,7 @@ from menv.inference.backend import (
     check_weights,
     non_finite_error,
 )
-from menv.inference.connector_path import ConnectorPath, plain, refuse_unknown_lives
+from menv.inference.connector_path import ConnectorPath, plain, refuse_unknown_agents
 from menv.migration_hints import old_arguments
 from menv.plain_files import path_given, writing
 from menv.policy import Policy, one_row, parts_given
@@ -164,7 +163,6 @@ class ComputedAction(NamedTuple):
         rows: [R, F] input of the network.
         mask: [R, M] or None.
         state: [R, S] of a recurrent network afterwards, else None.
-        lives: State of the connectors for each row's agent episode afterwards; None if they keep none.
     """
 
     answers: Any
@@ -172,7 +170,6 @@ class ComputedAction(NamedTuple):
     rows: Any
     mask: Any
     state: Any
-    lives: Sequence[Any] | None = None
 
 
 class NetworkPolicy(Policy):
@@ -283,7 +280,6 @@ class NetworkPolicy(Policy):
         obs_batch: Sequence[Any],
         noise: Floats | None,
         state: Floats | None = None,
-        lives: Sequence[Any] | None = None,
     ) -> ComputedAction:
         """Return the actions on R observations, whose bounds are not checked.
 
@@ -291,25 +287,22 @@ class NetworkPolicy(Policy):
             obs_batch: R elements of the observation space; OutsideSpaceError for another structure, shape or dtype.
             noise: [R, width] random numbers of the head's `draw`; None takes the most likely actions.
             state: [R, S] of a recurrent network before.
-            lives: For each row the connectors' state after its agent's last timestep, None for a new agent episode.
         """
         networks, path = self.networks, self._connected()
         if path is None:
-            lives, (rows, mask) = None, networks.preprocess(obs_batch)
-        elif lives is not None and path.keeps_lives and path.exports_lives:
-            rows, mask, lives = path.rows_of_lives(0, obs_batch, lives)
+            rows, mask = networks.preprocess(obs_batch)
         else:
-            refuse_unknown_lives(self.policy_id, path)
-            lives, (rows, mask) = None, path.rows(0, obs_batch)[:2]
+            refuse_unknown_agents(self.policy_id, path)
+            rows, mask = path.rows(0, obs_batch)[:2]
         decision = self._decision(rows, mask, noise, state)
         answers = self._answers(decision.actions, rows, mask)
-        return ComputedAction(answers, decision.actions, rows, mask, decision.state, lives)
+        return ComputedAction(answers, decision.actions, rows, mask, decision.state)
 
     @property
-    def lives_stay(self) -> bool:
-        """Whether connectors keep state per agent that they cannot export, so that `decide` cannot call them."""
+    def keeps_lives(self) -> bool:
+        """Whether connectors keep state per agent, so that only calls that name the agents can use them."""
         path = self._connected()
-        return path is not None and path.keeps_lives and not path.exports_lives
+        return path is not None and path.keeps_lives
 
     @property
     def plain(self) -> bool:
@@ -451,7 +444,7 @@ class NetworkPolicy(Policy):
         path = self._connected()
         try:
             if path is not None:
-                refuse_unknown_lives(self.policy_id, path)
+                refuse_unknown_agents(self.policy_id, path)
                 return path.rows(0, obs_batch)[:2]
             obs, mask = networks.preprocess(obs_batch)
         except OutsideSpaceError as error:
@@ -483,11 +476,8 @@ class NetworkPolicy(Policy):
             path = None
             if not plain(own, self.networks.built):
                 networks = self.networks
-                # A copy, so that states passed to `decide` do not replace those of a sampler.
-                keep = any(leaf.keeps_lives for leaf in stateful_connectors(own.agent))
-                mine = own.for_evaluation() if keep else own
-                taken = networks.row_width, networks.row_dtype
-                path = ConnectorPath([mine], networks.action_space, *taken, learning=False)
+                form = networks.row_width, networks.row_dtype
+                path = ConnectorPath([own], networks.action_space, *form, learning=False)
             # The version last: other threads may look.
             self._path, self._version = path, version
         return self._path

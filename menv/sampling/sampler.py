@@ -281,11 +281,6 @@ class Sampler:
         return self._tracker.running
 
     @property
-    def slots_used(self) -> int:
-        """The highest slot ever used, plus one."""
-        return self._table.used
-
-    @property
     def episodes(self) -> Mapping[int, Episode]:
         """The episodes of the last fragment by id, until `finish`; only with `keep_episodes`."""
         return self._callbacks.episodes

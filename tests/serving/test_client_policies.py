@@ -295,11 +295,7 @@ def test_actions_are_as_probable_as_they_were_under_the_weights_that_chose_them(
         assert not np.allclose(told, afterwards, atol=1e-5)
 
 
-FRAMES: dict[str, Any] = {
-    "agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})],
-    "observation_filter": "MeanStdFilter",
-}
-STACKED: dict[str, Any] = {"agent_connectors": FRAMES["agent_connectors"]}
+STACKED: dict[str, Any] = {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}
 
 
 def told_and_found(course: Course, policy: str = "default_policy") -> tuple[Any, Any]:
@@ -310,10 +306,9 @@ def told_and_found(course: Course, policy: str = "default_policy") -> tuple[Any,
     return columns[2], judged.logp
 
 
-@every_mode
-def test_the_rows_hold_the_frames_of_each_episode(mode: str) -> None:
+def test_the_rows_hold_the_frames_of_each_episode() -> None:
     paid = [float(number) for number in range(20)]
-    with playing(mode, STACKED) as (course, client):
+    with playing("remote", STACKED) as (course, client):
         for _ in range(2):
             play(client, paid)
         client.close()
@@ -321,24 +316,6 @@ def test_the_rows_hold_the_frames_of_each_episode(mode: str) -> None:
         seen = np.rint(course.column("obs").reshape(-1, 3, 3)[:, :, 2] * 1000).astype(int)
         for row, reward in zip(seen.tolist(), course.column("rewards").astype(int).tolist(), strict=True):
             assert row == [max(reward - 2, 0), max(reward - 1, 0), reward]
-        assert np.allclose(*told_and_found(course), atol=1e-5)
-
-
-def test_frames_outlast_new_weights_in_the_middle_of_an_episode() -> None:
-    with playing("local", STACKED) as (course, client):
-        names = [client.start_episode(), client.start_episode()]
-        for number in range(6):
-            if number == 3:
-                blob = pack_bundle(course.algo.get_policy())
-                assert client._actor is not None
-                client._actor._take(SetState(weights_seq_no=1, bundles={"default_policy": blob}))
-            for name in names:
-                client.get_action(name, observation(40 * number))
-                client.log_returns(name, float(number))
-        for name in names:
-            client.end_episode(name, observation(9))
-        client.close()
-        assert course.has_rewards([float(number) for number in range(6)] * 2)
         assert np.allclose(*told_and_found(course), atol=1e-5)
 
 
@@ -358,9 +335,9 @@ class OfClients(AgentConnector):
 
 @pytest.mark.slow_unless("False")
 @pytest.mark.parametrize("trains", [False, True])
-def test_agents_that_come_and_go_have_frames_of_their_own(trains: bool) -> None:
+def test_agents_that_come_and_go_act_locally(trains: bool) -> None:
     env = RandomMultiAgentEnv(TEAMS["env_config"])
-    settings = {**TEAMS, **(FRAMES if trains else STACKED), "num_sgd_iter": 1}
+    settings = {**TEAMS, **({"observation_filter": "MeanStdFilter"} if trains else {}), "num_sgd_iter": 1}
     moves = {"red": 0, "blue": 0}
     with playing("local", settings, trains=trains) as (course, client):
         for seed in range(4):
@@ -389,17 +366,8 @@ def test_agents_that_come_and_go_have_frames_of_their_own(trains: bool) -> None:
                 assert np.allclose(told, found, atol=1e-5)
 
 
-class Untold(OfClients):
-    """Remembers lives and does not say what."""
-
-    keeps_lives = True
-
-    def transform(self, ac_data: Any) -> Any:
-        return ac_data
-
-
-def test_a_policy_whose_connectors_do_not_tell_what_they_remember_acts_at_the_server_only() -> None:
-    with Course({"agent_connectors": ["UntoldOfClients"]}) as course:
+def test_a_policy_whose_connectors_keep_state_per_agent_acts_at_the_server_only() -> None:
+    with Course(STACKED) as course:
         with (
             PolicyClient(course.address) as client,
             pytest.raises(ContractError, match="use inference_mode='remote'"),

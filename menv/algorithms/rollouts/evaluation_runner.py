@@ -248,7 +248,7 @@ class EvaluationWorker(Evaluation):
     def follow_and_play(self, update: PolicyUpdate) -> EvaluationShare:
         """Run the episodes after applying an update."""
         # No episode is running.
-        self._worker_policies.take(update, ())
+        self._worker_policies.take(update)
         with collect_warnings() as faults:
             return self.play()._replace(warnings=faults)
 

@@ -101,7 +101,7 @@ class RolloutWorker(LocalRollouts):
         Return None if the driver has broken it off.
         """
         if update is not None:
-            self._worker_policies.take(update, range(self.sampler.slots_used))
+            self._worker_policies.take(update)
         # The statistics of a received filter already include its buffered changes.
         for filters in synced_filters(self._worker_policies.policies).values():
             for one in filters.values():

@@ -16,7 +16,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.environments import WorkerPlacement
 from menv.algorithms.rollouts.postprocessing import BatchPostprocessor
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
-from menv.connectors.pipeline import PolicyConnectors, export_lives, import_lives
+from menv.connectors.pipeline import PolicyConnectors, carry_frames
 from menv.inference.network_policy import NetworkPolicy
 from menv.metrics import MetricsSnapshot, Timers
 from menv.policy import Policy
@@ -66,8 +66,8 @@ class PolicyView:
     groups: list[PolicyGroup]
     postprocessor: BatchPostprocessor
 
-    def take(self, update: PolicyUpdate, slots: Sequence[int]) -> None:
-        """Apply an update; `slots` are the slots whose agent episodes connectors here may remember."""
+    def take(self, update: PolicyUpdate) -> None:
+        """Apply an update; running agent episodes keep their stacked frames."""
         # The replacement of a lost worker lacks policies that were removed since.
         update = update.of(self.policies)
         if update.table is not None:
@@ -75,8 +75,7 @@ class PolicyView:
         networks = network_policies(self.policies)
         for policy_id, own in update.connectors.items():
             policy = networks[policy_id]
-            before = policy.networks.connectors[policy.index]
-            import_lives(own.agent, slots, export_lives(before.agent, slots))
+            carry_frames(policy.networks.connectors[policy.index].agent, own.agent)
             policy.networks.connectors[policy.index] = own
         for policy_id, weights in update.weights.items():
             self.policies[policy_id].set_weights(weights)

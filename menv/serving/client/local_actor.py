@@ -20,7 +20,6 @@ import numpy as np
 from menv import rng
 from menv.base_env import Column
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.pipeline import stateful_connectors
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError
 from menv.inference.network_policy import ComputedAction, NetworkPolicy
 from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
@@ -89,10 +88,10 @@ class LocalPolicy:
         inputs = 0 if head.is_value_based else head.inputs
         self.step_bytes = action_bytes + np.dtype(np.float32).itemsize * (self.state_size + inputs)
         self._read_policy()
-        if self.policy.lives_stay:
+        if self.policy.keeps_lives:
             raise ContractError(
-                f"policy {self.policy.policy_id!r}: its connectors remember lives, expected no others than "
-                "FrameStackAgentConnector to do so; use inference_mode='remote'"
+                f"policy {self.policy.policy_id!r}: its connectors keep state per agent, such as stacked frames, which "
+                "only the server has; use inference_mode='remote'"
             )
 
     def take(self, update: PolicyUpdate, number: int) -> bool:
@@ -109,7 +108,6 @@ class LocalPolicy:
 
     def _read_policy(self) -> None:
         self.wants = "weights" if self.policy.plain else "bundle"
-        self._stateful_types = [type(leaf) for leaf in stateful_connectors(self.policy.agent_connectors)]
 
     def as_element(self, obs: Any) -> Any:
         """Return an observation that came as a list of numbers as an array of its space."""
@@ -119,38 +117,20 @@ class LocalPolicy:
         return obs
 
     def act(
-        self,
-        obs: Sequence[Any],
-        noise: Column | None,
-        states: Column | None,
-        lives: Sequence[Any],
-        where: str,
+        self, obs: Sequence[Any], noise: Column | None, states: Column | None, where: str
     ) -> ComputedAction:
         """Return the policy's actions for R observations.
 
-        `noise` is [R, width], None for the most likely actions; `states` is [R, S] or None; `lives` holds the connector
-        state of each agent episode from the previous answer, None for a new one.
+        `noise` is [R, width], None for the most likely actions; `states` is [R, S] or None.
         """
         try:
-            decided = self.policy.decide(
-                obs, noise, states, [self._current_connector_states(life) for life in lives]
-            )
+            return self.policy.decide(obs, noise, states)
         except OutsideSpaceError as error:
             raise ContractError(
                 f"{where}: {error.with_advice('pass observations of the space that the server was configured with')}"
             ) from error
         except ContractError as error:
             raise ContractError(f"{where}: {error}") from error
-        if decided.lives is None:
-            return decided
-        return decided._replace(lives=[(self._stateful_types, life) for life in decided.lives])
-
-    def _current_connector_states(self, life: Any) -> list[Any] | None:
-        """Return the state of the current connectors for an agent episode, None if there are other connectors now."""
-        if life is None:
-            return None
-        kinds, memories = life
-        return list(memories) if kinds == self._stateful_types else None
 
     def evaluate(
         self, rows: Column, mask: Column | None, actions: Column, states: Column | None, where: str

@@ -36,14 +36,13 @@ _LEAVES = (gym.spaces.Box, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 class LocalTrajectory:
     """The steps of one agent that are not sent yet: n complete ones, and perhaps one without its reward.
 
-    `state` is the recurrent state before the next step, `connector_state` the state of connectors, None before the
-    first step, and `reward` the sum of rewards since the last action. `t` is the index of the first step in this
-    buffer. Columns are lists until a chunk is built.
+    `state` is the recurrent state before the next step, and `reward` the sum of rewards since the last action. `t` is
+    the index of the first step in this buffer. Columns are lists until a chunk is built.
     """
 
     __slots__ = (
         "_actions", "_env_ts", "_evaluated", "_inputs", "_logp", "_masks", "_obs", "_obs_bytes", "_rewards", "_rows",
-        "_states", "_weights_numbers", "_where", "connector_state", "generator", "policy", "reward", "state", "t",
+        "_states", "_weights_numbers", "_where", "generator", "policy", "reward", "state", "t",
         "terminated", "truncated",
     )  # fmt: skip
 
@@ -51,7 +50,6 @@ class LocalTrajectory:
         self.policy, self.generator, self.t, self._where = policy, generator, t, where
         size = policy.state_size
         self.state = np.zeros((1, size), np.float32) if size else None
-        self.connector_state: Any = None
         self.reward = 0.0
         self.terminated = self.truncated = False
         self._obs: list[Any] = []
@@ -302,7 +300,6 @@ class LocalEpisode:
                 [observation],
                 actor.noise(trajectory.generator),
                 trajectory.state,
-                [trajectory.connector_state],
                 self._where,
             )
             self._record(trajectory, decided, 0)
@@ -468,17 +465,12 @@ class LocalEpisode:
         states = (
             np.concatenate([trajectory.state for trajectory in trajectories]) if policy.state_size else None
         )
-        connector_states = [trajectory.connector_state for trajectory in trajectories]
-        decided = policy.act(
-            [observations[agent] for agent in agents], noise, states, connector_states, self._where
-        )
+        decided = policy.act([observations[agent] for agent in agents], noise, states, self._where)
         for row, trajectory in enumerate(trajectories):
             self._record(trajectory, decided, row)
         return dict(zip(agents, decided.answers, strict=True))
 
     def _record(self, trajectory: LocalTrajectory, decided: Any, row: int) -> None:
-        if decided.lives is not None:
-            trajectory.connector_state = decided.lives[row]
         if self.trained:
             trajectory.add_action(decided, row)
             return

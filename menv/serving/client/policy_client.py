@@ -303,7 +303,7 @@ class PolicyClient:
     as many env steps as the server requests. Infos are not sent then, so `info["training_enabled"] = False` has no
     effect. An episode that starts with `training_enabled=False` is not sent at all. An episode that begins with
     `log_action` is played remotely as a whole. A policy whose connectors keep state for each agent episode, such as
-    stacked frames, may require remote inference.
+    stacked frames, needs remote inference.
 
     Several threads may call one client, for many episodes; the calls of one episode must follow one another. A forked
     process needs a new client. The client replaces a lost connection and repeats lost messages. With several agents,
