@@ -274,8 +274,7 @@ def check_one_policy(where: str, policy: Any) -> None:
     if not isinstance(policy, Policy):
         known = f" of {sorted(policy)[:8]}" if isinstance(policy, dict) else ""
         raise ConfigError(
-            f"{where}: policy is a {type(policy).__name__}{known}, expected one Policy; "
-            "Policy.from_checkpoint of a run returns all by id: take the one you mean"
+            f"{where}: policy is a {type(policy).__name__}{known}, expected one Policy; take one of a dict by its id"
         )
 
 
@@ -318,9 +317,6 @@ class RandomPolicy(SamplingPolicy):
         self, obs_batch: Sequence[Any], row_draws: RowDraws, explore: bool | None, episodes: Sequence[Any]
     ) -> Sequence[Any]:
         """Return R random actions that depend on `row_draws` alone."""
-        if type(self).compute_actions is not RandomPolicy.compute_actions:
-            # A subclass that decides for itself in the classic way.
-            return super().answer(obs_batch, row_draws, explore, episodes)
         mask = _masks(self.observation_space, self.action_space, obs_batch)
         uniforms = row_draws.uniforms(_width(self.action_space)).astype(np.float64)
         return _draw(self.action_space, uniforms, mask)

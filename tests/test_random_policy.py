@@ -132,13 +132,3 @@ def test_it_has_no_weights() -> None:
 def test_a_space_that_cannot_be_drawn_from_is_named() -> None:
     with pytest.raises(ConfigError, match="RandomPolicy: cannot draw from Text, expected Box"):
         policy(spaces.Text(3)).answer([0], row_draws(1), True, [])
-
-
-def test_a_subclass_may_decide_in_the_classic_way() -> None:
-    class Stubborn(RandomPolicy):
-        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            return [3] * len(obs_batch), [], {}
-
-    space = gym.spaces.Discrete(5)
-    rng = RowDraws(np.arange(4, dtype=np.uint64), np.zeros(4, np.int64))
-    assert list(Stubborn(space, space, {}).answer([0] * 4, rng, True, ())) == [3] * 4

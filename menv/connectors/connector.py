@@ -125,21 +125,6 @@ def _undefined(kind: type[Connector], method: str) -> ContractError:
     return ContractError(f"{kind.__name__}.{method}: not defined; define it in your class")
 
 
-BUILT_IN = {
-    **dict.fromkeys(("ActionConnectorPipeline", "AgentConnectorPipeline"), "pipeline"),
-    **dict.fromkeys(("FlattenDataAgentConnector", "ObsPreprocessorConnector"), "obs_preprocessor"),
-    "MeanStdObservationFilterAgentConnector": "mean_std_filter",
-    **dict.fromkeys(
-        (
-            "ClipActionsConnector", "ClipRewardAgentConnector", "ConvertToNumpyConnector",
-            "FrameStackAgentConnector", "ImmutableActionsConnector", "NormalizeActionsConnector",
-            "StateBufferConnector", "ViewRequirementAgentConnector",
-        ),
-        "built_in",
-    ),
-}  # fmt: skip
-"""The module of each built-in connector."""
-
 _classes: dict[str, type[Connector]] = {}
 
 
@@ -149,11 +134,18 @@ def register_connector(name: str, cls: type[Connector]) -> None:
         raise ConfigError(
             f"register_connector: {name!r} is {cls!r}, expected a subclass of Agent- or ActionConnector; pass one"
         )
-    if name in _classes or name in BUILT_IN:
+    if _class_of(name) is not None:
         raise ConfigError(
             f"register_connector: {name!r} is registered already, expected a new name; choose one"
         )
     _classes[name] = cls
+
+
+def _class_of(name: str) -> Any:
+    """Return the class that is registered, or built in, under a name; None if there is none."""
+    found = _classes.get(name) or getattr(import_module("menv.connectors"), str(name), None)
+    known = isinstance(found, type) and issubclass(found, Connector)
+    return found if known and found not in (Connector, AgentConnector, ActionConnector) else None
 
 
 def get_connector(name: str, ctx: ConnectorContext | None = None, params: object = None) -> Connector:
@@ -163,12 +155,11 @@ def get_connector(name: str, ctx: ConnectorContext | None = None, params: object
         UnknownNameError: Nothing is registered under the name.
         ConfigError: The parameters do not fit the class.
     """
-    if name in BUILT_IN:
-        cls = getattr(import_module(f"menv.connectors.{BUILT_IN[name]}"), name)
-    elif name in _classes:
-        cls = _classes[name]
-    else:
-        near = difflib.get_close_matches(str(name), {**BUILT_IN, **_classes}, 1, 0.5)
+    cls = _class_of(name)
+    if cls is None:
+        near = difflib.get_close_matches(
+            str(name), [*import_module("menv.connectors").__all__, *_classes], 1, 0.5
+        )
         hint = f"did you mean {near[0]!r}?" if near else "call register_connector in this process first"
         raise UnknownNameError(f"connector {name!r}: not registered, expected a registered name; {hint}")
     made: Connector = cls.from_state(ctx or ConnectorContext(), params)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import gymnasium as gym
@@ -31,16 +32,16 @@ from menv.spaces import OutsideSpaceError
 Floats = npt.NDArray[np.float64]
 
 
+@dataclass(slots=True)
 class RunningMean:
     """Count, mean [F] and sums of squared deviations from the mean [F] of columns, in float64.
 
     The mean has any length while there are no rows.
     """
 
-    def __init__(self, count: int = 0, mean: Floats | None = None, squares: Floats | None = None) -> None:
-        self.count = count
-        self.mean: Floats = np.zeros(0) if mean is None else mean
-        self.squares: Floats = np.zeros(0) if squares is None else squares
+    count: int = 0
+    mean: Floats = field(default_factory=lambda: np.zeros(0))
+    squares: Floats = field(default_factory=lambda: np.zeros(0))
 
     def merge(self, other: RunningMean) -> None:
         """Add the rows of another one."""
@@ -65,7 +66,7 @@ class RunningMean:
         return self.squares / max(self.count - 1, 1)
 
     def to_state(self) -> dict[str, Any]:
-        """Return a JSON value; floats survive it bit-identical."""
+        """Return a JSON value that keeps every bit."""
         return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
 
     @classmethod

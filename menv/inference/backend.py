@@ -229,19 +229,14 @@ def non_finite_error(
     `which` is [R] or one policy index, obs [R, F] the network's input.
     """
     asked = np.unique(np.asarray(which)).tolist()
-    for index in asked:
-        name = not_finite(backend.get_weights(index))
-        if name is not None:
-            return ContractError(
-                f"policy {policy_ids[index]!r}: its network gives no finite numbers to choose an action by: weight "
-                f"{name}, expected finite ones; {ADVICE}"
-            )
     names = ", ".join(repr(policy_ids[index]) for index in asked)
+    found = (not_finite(backend.get_weights(index)) for index in asked)
+    weight = next((name for name in found if name is not None), None)
     shown = float(np.abs(obs.astype(np.float64)).max(initial=0.0))
+    cause = f"weight {weight}" if weight else f"its weights are finite, and it is shown at most {shown:.3g}"
     return ContractError(
-        f"policy {names}: its network gives no finite numbers to choose an action by, though its weights are finite; "
-        f"what it is shown is at most {shown:.3g}, expected finite observations, and no division by zero, logarithm of "
-        f"0 or overflow behind them; fix a connector or a custom_model, scale observations, or {ADVICE}"
+        f"policy {names}: its network gives no finite numbers to choose an action by: {cause}, expected finite ones; "
+        f"fix a connector or a custom_model, scale observations, or {ADVICE}"
     )
 
 

@@ -127,12 +127,11 @@ def frozen_statistics(pipeline: AgentConnectorPipeline) -> Iterator[None]:
 
 
 def _stacked(views: Sequence[Any], name: str, width: int) -> Column:
-    """Return [N, width] of one column."""
     sizes = {np.size(view[name]) if name in view else 0 for view in views}
     if sizes != {width}:
         raise ContractError(
-            f"column {name!r}: {sorted(sizes)} numbers after the agent connectors, expected {width}; look at "
-            "print(policy.agent_connectors) for a connector that is missing or too much"
+            f"column {name!r}: {sorted(sizes)} numbers after the agent connectors, expected {width}; see "
+            "print(policy.agent_connectors)"
         )
     return np.concatenate([np.asarray(view[name]).reshape(1, -1) for view in views])
 
@@ -349,8 +348,7 @@ class NetworkPolicy(Policy):
             raise ContractError(
                 f"policy {self.policy_id!r}: {error.with_advice('pass observations of policy.observation_space')}"
             ) from error
-        noise = self._noise_for(explore, len(connected))
-        decision = self._decision(obs, mask, noise, state)
+        decision = self._decision(obs, mask, self._noise_for(explore, len(connected)), state)
         logp = networks.backend.evaluate(self.index, obs, mask, decision.actions, state).logp
         states = [] if decision.state is None else self._parts(decision.state)
         plan = action_plan(own.action)
@@ -514,9 +512,8 @@ class NetworkPolicy(Policy):
 
     def _noise_for(self, explore: bool | None, rows: int) -> Floats | None:
         """Return new random numbers for R rows, None without exploration."""
-        return self._noise(rows) if (self.explore if explore is None else explore) else None
-
-    def _noise(self, rows: int) -> Floats:
+        if not (self.explore if explore is None else explore):
+            return None
         self._calls += 1
         keys = np.uint64(self._key) + np.arange(rows, dtype=np.uint64)
         head = self.networks.backend.head

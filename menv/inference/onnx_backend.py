@@ -202,52 +202,6 @@ def _finite_check(outputs: Mapping[str, npt.NDArray[Any]]) -> Callable[[], bool]
     return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
 
 
-class WeightStacks:
-    """The weights of P policies of one architecture: an array [P, ...] for each name, which `put` writes into.
-
-    Attributes:
-        shapes: Shapes of one policy's weights, by sorted name.
-        policies: P.
-    """
-
-    def __init__(self, weights: Sequence[Weights]) -> None:
-        self.shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
-        self.policies = 0
-        self._stacks = {name: np.empty((0, *shape), np.float32) for name, shape in self.shapes.items()}
-        self.append(weights)
-
-    @property
-    def numbers_each(self) -> int:
-        """Number of parameters of one policy."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.shapes
-
-    def __getitem__(self, name: str) -> Floats:
-        return self._stacks[name]
-
-    def append(self, weights: Sequence[Weights]) -> None:
-        """Copy in the weights of more policies; a name or shape that differs is a ConfigError, here and in `put`."""
-        checked = [self._checked(one) for one in weights]
-        for name, stack in self._stacks.items():
-            self._stacks[name] = np.concatenate([stack, *(one[name][None] for one in checked)])
-        self.policies += len(checked)
-
-    def put(self, policy: int, weights: Weights) -> None:
-        """Replace the weights of one policy."""
-        for name, value in self._checked(weights).items():
-            self._stacks[name][policy] = value
-
-    def of(self, policy: int) -> dict[str, Floats]:
-        """Return copies of one policy's weights."""
-        return {name: stack[policy].copy() for name, stack in self._stacks.items()}
-
-    def _checked(self, weights: Weights) -> dict[str, Floats]:
-        check_shapes("OnnxBackend", weights, self.shapes)
-        return {name: np.asarray(weights[name], np.float32) for name in self.shapes}
-
-
 BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int]
 """Graph, policy (None: all of them stacked), whether every choice is allowed, number of rows."""
 
@@ -276,8 +230,13 @@ class OnnxBackend(ActingBackend):
     ) -> None:
         super().__init__(head, weights[0], state_size)
         self._graphs = graphs
-        self._stacks = WeightStacks(weights)
-        self._spare_rows = _RUN_WORK // (_ROW_WORK + self._stacks.numbers_each) if graphs.stacks else 0
+        # [P, ...] by name; P is `_policies`.
+        self._stacks = {name: np.empty((0, *shape), np.float32) for name, shape in self.shapes.items()}
+        self._policies = 0
+        for one in weights:
+            self._append(one)
+        numbers = sum(math.prod(shape) for shape in self.shapes.values())
+        self._spare_rows = _RUN_WORK // (_ROW_WORK + numbers) if graphs.stacks else 0
         self._sessions: dict[tuple[GraphKind, bool, bool], ort.InferenceSession] = {}
         self._numbers_a_row = head.mask_width + head.noise_width + state_size
         self._runners: dict[tuple[GraphKind, int | None, bool], GraphSession] = {}
@@ -292,14 +251,12 @@ class OnnxBackend(ActingBackend):
 
     @property
     def obs_size(self) -> int:
-        """F, numbers in a flat observation."""
         inputs = self._session("act", False, False).get_inputs()
         return next(int(given.shape[1]) for given in inputs if given.name == "obs")
 
     @property
     def policies(self) -> int:
-        """P, the number of policies."""
-        return self._stacks.policies
+        return self._policies
 
     def decide(
         self,
@@ -309,14 +266,13 @@ class OnnxBackend(ActingBackend):
         which: Which = None,
         state: Floats | None = None,
     ) -> Decision:
-        """See `ActingBackend.decide`."""
         kind: GraphKind = "greedy" if noise is None else "act"
         if which is None or isinstance(which, int):
             return self._answer(kind, which or 0, obs, mask, noise, state)
         rows = len(which)
-        if rows < 2 or self._stacks.policies == 1:
+        if rows < 2 or self._policies == 1:
             return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, state)
-        others, spare = (self._stacks.policies - 1) * rows, self._spare_rows
+        others, spare = (self._policies - 1) * rows, self._spare_rows
         # Every policy computes all rows where that costs less than one run for each policy that has rows; most may have
         # none: past versions of one that learns, or removed ones.
         if others > spare and (rows > spare or others > spare * (len(set(which.tolist())) + 1)):
@@ -338,25 +294,33 @@ class OnnxBackend(ActingBackend):
         return self._runner("values", policy, False).run({"obs": obs, "state": state})["values"]
 
     def add_policy(self, weights: Weights | None = None) -> int:
-        """Add a policy and return its index; without weights it copies policy 0."""
-        self._stacks.append([self.get_weights(0) if weights is None else weights])
+        self._append(self.get_weights(0) if weights is None else weights)
         # They hold views of arrays that have been replaced.
         self._runners.clear()
         self._bound.clear()
         return self.policies - 1
 
     def set_weights(self, policy: int, weights: Weights) -> None:
-        """Copy `weights` in."""
         self._require_policy(policy)
-        self._stacks.put(policy, weights)
+        for name, value in self._checked(weights).items():
+            self._stacks[name][policy] = value
 
     def get_weights(self, policy: int) -> dict[str, Floats]:
-        """Return copies of one policy's weights."""
         self._require_policy(policy)
-        return self._stacks.of(policy)
+        return {name: stack[policy].copy() for name, stack in self._stacks.items()}
+
+    def _append(self, weights: Weights) -> None:
+        checked = self._checked(weights)
+        for name, stack in self._stacks.items():
+            self._stacks[name] = np.concatenate([stack, checked[name][None]])
+        self._policies += 1
+
+    def _checked(self, weights: Weights) -> dict[str, Floats]:
+        """Return weights as float32; ConfigError for a name or shape that differs."""
+        check_shapes("OnnxBackend", weights, self.shapes)
+        return {name: np.asarray(weights[name], np.float32) for name in self.shapes}
 
     def extract_policy(self, policy: int) -> OnnxBackend:
-        """See `ActingBackend.extract_policy`."""
         one = OnnxBackend(self._graphs, self.head, [self.get_weights(policy)], self.state_size)
         # Sessions hold no weights, and several threads may run one.
         one._sessions = self._sessions

@@ -101,9 +101,7 @@ def test_a_flag_that_is_none_is_refused(flag: Any) -> None:
 
 
 def test_several_policies_in_the_place_of_one_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"policy is a dict of \['a'\], expected one Policy; .*take the one you mean"
-    ):
+    with pytest.raises(ConfigError, match=r"policy is a dict of \['a'\], expected one Policy"):
         local_policy_inference({"a": Diary()}, 0, 0, 1)  # type: ignore[arg-type]
 
 

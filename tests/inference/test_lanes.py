@@ -10,7 +10,7 @@ import pytest
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
-from menv.inference.onnx_backend import OnnxBackend, WeightStacks
+from menv.inference.onnx_backend import OnnxBackend
 from tests.inference.lively import lively_weights
 from tests.inference.test_onnx_backend import backend, check_each_alone, random_rows
 
@@ -56,12 +56,12 @@ def test_rows_in_lanes_are_answered_with_new_weights_and_beside_a_new_policy() -
 
 
 def test_policies_that_do_not_fit_leave_the_others_as_they_were() -> None:
-    stacks = WeightStacks([{"a": np.zeros(2, np.float32)}])
-    fits, other = {"a": np.ones(2, np.float32)}, {"a": np.ones(3, np.float32)}
-    with pytest.raises(ConfigError, match=r"'a' of shape \(3,\), expected \(2,\)"):
-        stacks.append([fits, other])
-    assert stacks.policies == 1
-    assert stacks["a"].tolist() == [[0.0, 0.0]]
+    spec = StockSpec(4, ActionHead("categorical", (3,)))
+    acting = backend(spec)
+    with pytest.raises(ConfigError, match=r"expected \(4, 64\)"):
+        acting.add_policy(lively_weights(StockSpec(5, spec.head), 1))
+    assert acting.policies == 1
+    check_each_alone(acting, random_rows(spec, 16), np.zeros(16, np.int64))
 
 
 def test_a_back_end_that_travelled_takes_policies_and_goes_on_travelling() -> None:
