@@ -93,10 +93,13 @@ def decide(
         "explore": explore,
         "timestep": timestep,
     }
-    named, rest = _parameters(type(policy).compute_actions)
-    answer = policy.compute_actions(
-        obs_batch, **{name: value for name, value in given.items() if rest or name in named}
-    )
+    wanted = _wanted(type(policy).compute_actions)
+    if wanted is None:
+        answer = policy.compute_actions(obs_batch, *given.values())
+    else:
+        answer = policy.compute_actions(
+            obs_batch, **{name: value for name, value in given.items() if "**" in wanted or name in wanted}
+        )
     if not isinstance(answer, tuple) or len(answer) != 3 or not isinstance(answer[2] or {}, Mapping):
         raise ContractError(
             f"policy {policy_id!r}: compute_actions returned {type(answer).__name__}, expected (actions, states, "
@@ -110,11 +113,13 @@ def decide(
 
 
 @lru_cache(maxsize=256)
-def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
-    """Return the names of a function's parameters, and whether it accepts others as `**kwargs`."""
+def _wanted(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the names of a function's parameters, "**" among them if it accepts others; None if it has `*args`."""
     parameters = inspect.signature(function).parameters
-    rest = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    return frozenset(parameters), rest
+    kinds = {one.kind for one in parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return None
+    return frozenset([*parameters, *(["**"] if inspect.Parameter.VAR_KEYWORD in kinds else [])])
 
 
 def _one_for_each(actions: Any, count: int, policy_id: str) -> Sequence[Any]:

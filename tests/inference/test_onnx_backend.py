@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+import pickle
 from typing import Any
 
 import numpy as np
@@ -12,30 +12,14 @@ import pytest
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.networks.torch_backend import TorchBackend
-from menv.algorithms.networks.torch_stock import TorchStock
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend
+from tests.algorithms.test_backends_agree import HEADS, random_rows, with_onnx, with_torch
 from tests.bundles.cases import CASES, Spaces, observations
 from tests.inference.lively import lively_weights
 
-HEADS = [
-    ActionHead("categorical", (3,)),
-    ActionHead("multi_categorical", (3, 2, 4)),
-    ActionHead("multi_categorical", (2, 2)),
-    ActionHead("gaussian", (3,)),
-    ActionHead("gaussian", (1,)),
-    ActionHead("q_values", (2,)),
-    ActionHead("q_values", (5,)),
-    ActionHead("multi_categorical", (2,)),
-    ActionHead("categorical", (2,)),
-    ActionHead("multi_categorical", (2,) * 9),
-    ActionHead("gaussian", (17,)),
-    ActionHead("mixed", (0, 3, 0, 2)),
-    ActionHead("mixed", (2, 0)),
-]
 ALMOST_ONE = np.float32(1.0 - 2.0**-23)
-Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None, npt.NDArray[np.float32]]
 
 
 def spec_of(obs_size: int, head: ActionHead, hiddens: tuple[int, ...] = (64, 64)) -> StockSpec:
@@ -44,28 +28,7 @@ def spec_of(obs_size: int, head: ActionHead, hiddens: tuple[int, ...] = (64, 64)
     return StockSpec(obs_size, head, hiddens, dueling=dueling)
 
 
-def backend(spec: StockSpec, policies: int = 1) -> OnnxBackend:
-    return OnnxBackend(StockGraphs(spec), spec.head, [lively_weights(spec, seed) for seed in range(policies)])
-
-
-def with_torch(spec: StockSpec, policies: int = 1) -> TorchBackend:
-    return TorchBackend(
-        partial(TorchStock, spec), spec.head, [lively_weights(spec, seed) for seed in range(policies)]
-    )
-
-
-every_backend = pytest.mark.parametrize("make", [backend, with_torch], ids=["onnx", "torch"])
-
-
-def random_rows(spec: StockSpec, rows: int, seed: int = 0) -> Rows:
-    rng = np.random.default_rng(seed)
-    head = spec.head
-    obs = rng.standard_normal((rows, spec.obs_size), np.float32)
-    if head.kind == "gaussian":
-        return obs, None, rng.standard_normal((rows, head.noise_width), np.float32)
-    mask = rng.random((rows, head.mask_width)) < 0.5
-    mask[:, np.cumsum((0, *head.choices[:-1]))] = True
-    return obs, mask, head.sample_noise(rng, rows)
+every_backend = pytest.mark.parametrize("make", [with_onnx, with_torch], ids=["onnx", "torch"])
 
 
 def bias_only(logits: list[float], head: ActionHead) -> OnnxBackend:
@@ -109,7 +72,7 @@ def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
 
 @pytest.mark.each_value
 @every_backend
-@pytest.mark.parametrize("head", [*HEADS[:3], *HEADS[5:10], *HEADS[-2:]])
+@pytest.mark.parametrize("head", [head for head in HEADS if head.choices])
 @pytest.mark.parametrize("draw", [0.0, 2.0**-23, 0.5, ALMOST_ONE])
 def test_a_masked_choice_is_never_drawn_nor_greedy(make: Any, head: ActionHead, draw: float) -> None:
     spec = spec_of(4, head)
@@ -131,7 +94,7 @@ def test_a_masked_choice_is_never_drawn_nor_greedy(make: Any, head: ActionHead, 
 @pytest.mark.parametrize("choices", [2, 9, 33, 1000])
 def test_the_largest_draw_never_picks_a_choice_of_probability_zero(choices: int) -> None:
     spec = StockSpec(4, ActionHead("categorical", (choices,)))
-    acting = backend(spec)
+    acting = with_onnx(spec)
     obs, _, _ = random_rows(spec, 50)
     for legal in range(0, choices, max(1, choices // 7)):
         mask = np.zeros((50, choices), np.bool_)
@@ -151,69 +114,9 @@ def test_evaluate_returns_masked_inputs_and_the_log_probability_of_each_action()
     np.testing.assert_allclose(logp, [-np.log1p(np.exp(-2.0))], rtol=1e-6)
 
 
-def outputs_of(acting: OnnxBackend, spec: StockSpec, rows: Rows) -> list[npt.NDArray[Any]]:
-    obs, mask, noise = rows
-    actions = acting.decide(obs, mask, noise).actions
-    return [
-        actions,
-        acting.decide(obs, mask, None).actions,
-        *acting.evaluate(0, obs, mask, actions),
-        acting.values(0, obs),
-    ]
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("hiddens", [(64, 64), (37, 21), (150,)])
-def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
-    head: ActionHead, hiddens: tuple[int, ...]
-) -> None:
-    spec = spec_of(5, head, hiddens)
-    acting = backend(spec)
-    whole = random_rows(spec, 257)
-    expected = outputs_of(acting, spec, whole)
-    for size in (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 64, 100, 255, 256):
-        for start in (0, 257 - size):
-            part = slice(start, start + size)
-            rows = whole[0][part], None if whole[1] is None else whole[1][part], whole[2][part]
-            for found, wanted in zip(outputs_of(acting, spec, rows), expected, strict=True):
-                np.testing.assert_array_equal(found, wanted[part])
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize(("obs_size", "hiddens"), [(5, (64, 64)), (300, (37, 200))])
-def test_many_policies_in_one_batch_answer_as_each_alone_to_the_last_bit(
-    head: ActionHead, obs_size: int, hiddens: tuple[int, ...]
-) -> None:
-    spec = spec_of(obs_size, head, hiddens)
-    acting = backend(spec, policies=3)
-    # Few rows are computed for everybody or in lanes of their own, many policy by policy.
-    for rows in (1, 2, 5, 20, 400):
-        obs, mask, noise = random_rows(spec, rows, seed=rows)
-        which = np.random.default_rng(rows).integers(0, 3, rows)
-        check_each_alone(acting, (obs, mask, noise), which)
-        which.flags.writeable = False
-        for seed in range(3):
-            check_each_alone(acting, random_rows(spec, rows, seed), which)
-
-
-def check_each_alone(acting: OnnxBackend, given: Rows, which: npt.NDArray[np.int64]) -> None:
-    """See that rows of several policies are answered as by each policy alone."""
-    obs, mask, noise = given
-    found, best = acting.decide(obs, mask, noise, which), acting.decide(obs, mask, None, which).actions
-    for policy in np.unique(which).tolist():
-        mine = which == policy
-        alone = acting.decide(obs, mask, noise, policy)
-        np.testing.assert_array_equal(found.actions[mine], alone.actions[mine])
-        np.testing.assert_array_equal(best[mine], acting.decide(obs, mask, None, policy).actions[mine])
-        if alone.dist_inputs is not None and found.dist_inputs is not None:
-            np.testing.assert_array_equal(found.dist_inputs[mine], alone.dist_inputs[mine])
-
-
 def test_new_weights_change_the_next_answer_of_that_policy_only() -> None:
     spec = StockSpec(4, ActionHead("gaussian", (2,)))
-    acting = backend(spec, policies=2)
+    acting = with_onnx(spec, policies=2)
     obs, _, _ = random_rows(spec, 8)
     before = [acting.decide(obs, None, None, policy).actions for policy in (0, 1)]
     stacked = acting.decide(obs, None, None, np.zeros(8, np.int64)).actions
@@ -280,7 +183,7 @@ def test_rows_of_the_wrong_shape_or_type_are_refused_and_the_next_rows_are_answe
     obs: Any, mask: Any, noise: Any, wrong: str
 ) -> None:
     spec = StockSpec(4, ActionHead("categorical", (2,)))
-    acting = backend(spec, policies=2)
+    acting = with_onnx(spec, policies=2)
     good = random_rows(spec, 3)
     expected = acting.decide(*good).actions
     for which in (0, np.array([0, 1, 0])):
@@ -296,7 +199,7 @@ def test_the_actions_of_an_earlier_call_are_not_overwritten_by_a_later_one(
     head: ActionHead, rows: int
 ) -> None:
     spec = spec_of(4, head)
-    acting = backend(spec, policies=2)
+    acting = with_onnx(spec, policies=2)
     for which in (0, np.arange(rows) % 2):
         for seed in range(3):
             first = acting.decide(*random_rows(spec, rows, seed), which).actions
@@ -309,7 +212,7 @@ def test_the_actions_of_an_earlier_call_are_not_overwritten_by_a_later_one(
 @pytest.mark.parametrize("rows", [1, 6, 300])
 def test_read_only_and_scattered_rows_are_read_and_left_alone(rows: int) -> None:
     spec = StockSpec(4, ActionHead("multi_categorical", (3, 2)))
-    acting = backend(spec, policies=2)
+    acting = with_onnx(spec, policies=2)
     obs, mask, noise = random_rows(spec, rows)
     assert mask is not None
     scattered = np.repeat(obs, 2, axis=0)[::2], np.asfortranarray(mask), noise[:, ::-1]
@@ -356,3 +259,63 @@ def test_a_back_end_alone_has_one_policy_and_weights_of_its_own(kind: str, infer
     np.testing.assert_array_equal(first, alike)
     still = backend.evaluate(second, rows, mask, wanted.actions, state).logp
     assert not np.array_equal(first, still)
+
+
+# Rows of several policies are answered as by each policy alone.
+
+
+def check_each_alone(
+    acting: OnnxBackend, spec: StockSpec, which: npt.NDArray[np.int64], seed: int = 0
+) -> None:
+    """See that rows of several policies are answered as by each policy alone."""
+    obs, mask, noise = random_rows(spec, len(which), seed)
+    for draws in (noise, None):
+        found = acting.decide(obs, mask, draws, which)
+        for policy in np.unique(which).tolist():
+            alone, mine = acting.decide(obs, mask, draws, policy), which == policy
+            np.testing.assert_array_equal(found.actions[mine], alone.actions[mine])
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("policies", [2, 9, 40])
+@pytest.mark.parametrize("rows", [2, 3, 16, 64, 257, 1000])
+def test_rows_of_any_number_of_policies_are_answered_alike_wherever_they_lie(
+    policies: int, rows: int
+) -> None:
+    spec = StockSpec(4, ActionHead("categorical", (3,)))
+    acting = with_onnx(spec, policies)
+    rng = np.random.default_rng(rows * policies)
+    shares = [
+        np.arange(rows) % policies,
+        np.sort(rng.integers(0, policies, rows)),
+        np.full(rows, policies - 1),
+        np.where(rng.random(rows) < 0.9, 1, rng.integers(0, policies, rows)),
+    ]
+    for which in (*shares, *shares):
+        check_each_alone(acting, spec, which, int(rng.integers(1000)))
+
+
+def test_policies_that_do_not_fit_leave_the_others_as_they_were() -> None:
+    spec = StockSpec(4, ActionHead("categorical", (3,)))
+    acting = with_onnx(spec)
+    with pytest.raises(ConfigError, match=r"expected \(4, 64\)"):
+        acting.add_policy(lively_weights(StockSpec(5, spec.head), 1))
+    assert acting.policies == 1
+    check_each_alone(acting, spec, np.zeros(16, np.int64))
+
+
+def test_a_back_end_that_travelled_takes_policies_and_goes_on_travelling() -> None:
+    spec = StockSpec(3, ActionHead("categorical", (4,)), (5,))
+    weights = [spec.first_weights(seed) for seed in range(4)]
+    here = OnnxBackend(spec.graphs({}), spec.head, weights[:2])
+    there: OnnxBackend = pickle.loads(pickle.dumps(here))
+    for one_of_both in (here, there):
+        for one in weights[2:]:
+            one_of_both.add_policy(one)
+    back: OnnxBackend = pickle.loads(pickle.dumps(there))
+    obs, which = np.random.default_rng(0).random((12, 3), np.float32), np.arange(12) % 4
+    mask = np.ones((12, 4), np.bool_)
+    wanted = here.decide(obs, mask, None, which).dist_inputs
+    for travelled in (there, back):
+        np.testing.assert_array_equal(travelled.decide(obs, mask, None, which).dist_inputs, wanted)
+        assert travelled.policies == 4
