@@ -105,7 +105,7 @@ def test_the_config_is_frozen_and_keyword_only() -> None:
     with pytest.raises(TypeError, match="does not support item assignment"):
         config["lr"] = 0.1  # type: ignore[index]
     with pytest.raises(TypeError, match="positional"):
-        PPOConfig("CartPole-v1")  # type: ignore[misc]
+        PPOConfig("CartPole-v1")  # type: ignore[call-arg]
 
 
 def test_the_callers_dicts_are_not_changed() -> None:
