@@ -36,11 +36,10 @@ from menv.sampling.infer_policies import AgentSpaces, resolve_agents, resolve_sp
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 from menv.vector_env import VectorEnv
-from menv.workers.convert import to_base_env
 from menv.workers.engine import EngineName
 from menv.workers.engines import make_engine, ray_runs
 from menv.workers.pipe_channel import UnsendableError
-from menv.workers.registered_envs import RemoteEnvSpec, known_here
+from menv.workers.registered_envs import known_here
 
 SINGLE, MULTI, WHOLE = "single_agent", "multi_agent", "whole"
 """Kinds of environments: single-agent copies, multi-agent copies, and vectorised ones."""
@@ -85,12 +84,9 @@ class Task:
 
     def make_env(self, index: int, worker: tuple[int, int] = (0, 0)) -> Any:
         """Create sub-environment number `index` of a worker, `(number, of how many)`; 0 of 0 is the driver."""
-        return make_env(self.env, self.context(index, worker))
-
-    def context(self, index: int, worker: tuple[int, int] = (0, 0)) -> EnvContext:
-        """Return the context that sub-environment number `index` of a worker is created with."""
         config = dict(self.config.env_config)
-        return EnvContext(config, worker_index=worker[0], vector_index=index, num_workers=worker[1])
+        context = EnvContext(config, worker_index=worker[0], vector_index=index, num_workers=worker[1])
+        return make_env(self.env, context)
 
     def sampler(self, base_env: Adapter, first_index: int) -> Sampler:
         """Return a sampler for some of the sub-environments, with the same policies."""
@@ -208,15 +204,7 @@ def host_copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> A
 def host_in_vector_env(task: Task, make_env: MakeEnv, size: int, first_index: int) -> Adapter:
     """Host copies of a gymnasium environment in one `VectorEnv`."""
     env = VectorEnv.vectorize_gym_envs(make_env, num_envs=size)
-    return to_base_env(env, seed=task.seed, first_index=first_index)
-
-
-def host_remotely(task: Task, make_env: MakeEnv, size: int, first_index: int, engine: EngineName) -> Adapter:
-    """Host copies in two other processes."""
-    return to_base_env(
-        make_env(0), RemoteEnvSpec(task.env, task.context(0)), size, remote_envs=True,
-        remote_envs_per_process=-(-size // 2), engine=engine, seed=task.seed, first_index=first_index,
-    )  # fmt: skip
+    return to_local_base_env(env, seed=task.seed, first_index=first_index)
 
 
 def play_share(task: Task, samplers: int, number: int, host: Host = host_copies) -> RunRecord:
@@ -312,22 +300,12 @@ class Backend:
     on_ray: bool = False
 
 
-def _elsewhere(engine: EngineName) -> tuple[Backend, Backend]:
-    on_ray = engine == "ray"
-    workers = partial(play_in_workers, engine_name=engine)
-    remote = partial(play_here, host=partial(host_remotely, engine=engine))
-    return (
-        Backend(f"workers ({engine})", (*_COPIES, WHOLE), workers, on_ray),
-        Backend(f"remote environments ({engine})", _COPIES, remote, on_ray),
-    )
-
-
 BACKENDS: tuple[Backend, ...] = (
     Backend("copies", (*_COPIES, WHOLE), play_here),
     Backend("copies once more", (*_COPIES, WHOLE), play_here),
     Backend("VectorEnv", (SINGLE,), partial(play_here, host=host_in_vector_env)),
-    *_elsewhere("process"),
-    *_elsewhere("ray"),
+    Backend("workers (process)", (*_COPIES, WHOLE), partial(play_in_workers, engine_name="process")),
+    Backend("workers (ray)", (*_COPIES, WHOLE), partial(play_in_workers, engine_name="ray"), on_ray=True),
 )
 """The others are compared with the first one."""
 

@@ -125,33 +125,6 @@ def test_a_last_observation_that_the_reset_writes_over_is_found(kind: Any, mode:
     assert "ME101" not in codes(creator(Fresh), env_steps=60)
 
 
-class BufferedDict(Buffered):
-    """Writes a part of its observations into one array, and begins every episode alike."""
-
-    observation_space: Any = gym.spaces.Dict({"seen": UNIT, "at": gym.spaces.Discrete(99)})
-
-    def observe(self) -> Any:
-        self.buffer[0] = self.at / 10
-        return {"seen": self.buffer, "at": self.at}
-
-
-class AlikeAtFirst(Buffered):
-    """Begins every episode alike, so that a last observation may rightly be a first one."""
-
-    def observe(self) -> Any:
-        self.buffer[0] = self.at / 10
-        return self.buffer
-
-
-@pytest.mark.slow_unless("BufferedDict")
-@pytest.mark.parametrize("env", [BufferedDict, AlikeAtFirst])
-def test_a_last_observation_overwritten_in_another_process_is_found_whatever_it_is(env: Any) -> None:
-    def creator(context: Any) -> Any:
-        return AsyncVectorEnv([env, env], autoreset_mode=AutoresetMode.SAME_STEP)
-
-    assert "ME101" in codes(creator, env_steps=60)
-
-
 class LateChance(FaultyGym):
     """Draws nothing before env step 11, and then a number."""
 

@@ -30,7 +30,6 @@ def test_an_environment_that_is_the_same_everywhere_exits_0() -> None:
     first, *others = done.stdout.splitlines()
     assert first == "'CartPole-v1': the same everywhere (2 environments, 60 env steps, seed 0)"
     # Ray was not asked for.
-    assert others.pop().startswith("  left out, remote environments (ray): Ray does not run")
     assert others.pop().startswith("  left out, workers (ray): Ray does not run")
     assert len({line.rpartition(": ")[2] for line in others}) == 1
 

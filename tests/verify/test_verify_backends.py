@@ -22,7 +22,6 @@ ON_RAY = [BACKENDS[0], *(backend for backend in BACKENDS if backend.on_ray)]
 OVER_THERE = [backend for backend in BACKENDS if backend.name in ("copies", "workers (process)")]
 ALL = [backend.name for backend in WITHOUT_RAY]
 WORKERS = ["workers (process)"]
-FAR = [*WORKERS, "remote environments (process)"]
 MULTI = [name for name in ALL if name != "VectorEnv"]
 WHOLE = ["copies", "copies once more", *WORKERS]
 HERE = BACKENDS[:3]
@@ -85,10 +84,9 @@ def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) 
     ],
     ids=["CartPole-v1", "tictactoe", "traffic", "connect_four"],
 )
-def test_workers_and_remote_environments_on_ray_agree_too(env: Any) -> None:
+def test_workers_on_ray_agree_too(env: Any) -> None:
     report = verify_backends(env, env_steps=400, ray=True, backends=ON_RAY)
     assert "workers (ray)" in report.digests
-    assert "remote environments (ray)" in report.digests
     assert report.same, str(report)
 
 
@@ -107,11 +105,11 @@ def first_of(report: VerifyReport, backend: str) -> Any:
     ("env", "differing"),
     [
         (unsteady.Global, ALL[1:]),
-        pytest.param(unsteady.GlobalNumpy, FAR, marks=pytest.mark.slow),
-        pytest.param(unsteady.Crowd, FAR, marks=pytest.mark.slow),
+        pytest.param(unsteady.GlobalNumpy, WORKERS, marks=pytest.mark.slow),
+        pytest.param(unsteady.Crowd, WORKERS, marks=pytest.mark.slow),
         (unsteady.Placed, WORKERS),
-        (unsteady.Hashed, FAR),
-        pytest.param(unsteady.Ordered, FAR, marks=pytest.mark.slow),
+        (unsteady.Hashed, WORKERS),
+        pytest.param(unsteady.Ordered, WORKERS, marks=pytest.mark.slow),
         pytest.param(unsteady.Timed, ALL[1:], marks=pytest.mark.slow),
     ],
 )
@@ -205,10 +203,10 @@ def test_an_environment_that_cannot_be_sent_is_left_out_and_its_reason_is_report
 
     report = verify_backends(locked, num_envs=2, env_steps=40, backends=WITHOUT_RAY)
     assert report.same
-    assert list(report.digests) == [name for name in ALL if name not in FAR]
-    assert list(report.left_out) == FAR
+    assert list(report.digests) == [name for name in ALL if name not in WORKERS]
+    assert list(report.left_out) == WORKERS
     assert "lock" in report.left_out["workers (process)"]
-    assert report.lines[-1].startswith("  left out, remote environments (process): ")
+    assert report.lines[-1].startswith("  left out, workers (process): ")
 
 
 def test_a_registered_name_is_found_in_another_process_by_what_it_stands_for() -> None:
