@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import menv
 from menv.algorithms.training.torch_threads import gpu_names
 from menv.cli.arguments import Parser, print_text
-from menv.tracking.run_folder import json_text
 
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:.*extra\s*==\s*[\"']([\w-]+)[\"'])?")
 
@@ -21,26 +20,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv doctor") -
     parser = Parser(
         prog=program, description="Show the versions of this installation and its missing extras."
     )
-    parser.add_argument("--json", action="store_true", help="print the report as a JSON object")
-    args = parser.parse_args(arguments)
+    parser.parse_args(arguments)
     extras = _extras()
     gpus = gpu_names() if _version("torch") else []
     missing = [extra for extra, packages in extras.items() if extra and None in packages.values()]
-    report = {
-        "menv": menv.__version__,
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "platform": platform.platform(),
-        "gpus": gpus,
-        "packages": extras[""],
-        "extras": {extra: own for extra, own in extras.items() if extra},
-        "missing_extras": missing,
-    }
-    if args.json:
-        print_text(json_text(report), program)
-        return 0
     lines = [
-        f"menv {report['menv']}, Python {report['python']} ({report['executable']}), {report['platform']}",
+        f"menv {menv.__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}",
         f"{'GPUs':<12}{', '.join(gpus) or 'none that torch finds'}",
         *(f"{extra or 'packages':<12}{_listed(own)}" for extra, own in extras.items()),
         *(f"missing     extra {extra}: pip install 'menv-rl[{extra}]'" for extra in missing),

@@ -30,12 +30,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
     parser.add_argument(
         "--browser", action="store_true", help="play on a page that a browser on this machine shows"
     )
-    parser.add_argument("--port", type=port, help=f"of the page; 0 takes a free one ({_PORT})")
+    parser.add_argument(
+        "--port", type=port, default=_PORT, help="of the page; 0 takes a free one (%(default)s)"
+    )
     args = parsed(parser, arguments)
     if args.browser:
         return _serve(args, program)
-    if args.port is not None:
-        raise ConfigError("--port: given without --browser, expected both; add --browser")
     with game_of(args, args.human, None) as game:
         if game.human is None:
             seats = game.seats(None)
@@ -54,7 +54,7 @@ def _serve(args: argparse.Namespace, program: str) -> int:
         game.close()
         game = game_of(args, args.human, None)
     try:
-        server = PlayServer(game, title=args.run, port=_PORT if args.port is None else args.port)
+        server = PlayServer(game, title=args.run, port=args.port)
     except BaseException:
         game.close()
         raise

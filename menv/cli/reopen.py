@@ -1,7 +1,7 @@
-"""Own environments, classes and functions of a run: shown, and imported only with `--trust` or a yes on the terminal.
+"""Own environments, classes and functions of a run: shown, and imported only with `--trust`.
 
-A run folder and its checkpoints hold names, no code, and reading them imports nothing. `reopened` asks for consent to
-import these names, so that they do not have to be typed again.
+A run folder and its checkpoints hold names, no code, and reading them imports nothing. With `--trust` `reopened`
+imports these names, so that they do not have to be typed again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -44,10 +43,10 @@ def take_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def reopened(args: argparse.Namespace, run: str, load: Callable[[], T], *, learns: bool = False) -> T:
-    """Return what `load` makes of a run, with the objects that the run names if the user consents to import them.
+    """Return what `load` makes of a run, with the objects that the run names if `--trust` lets it import them.
 
     Args:
-        args: Of `parsed`, with `trust`, which a yes on the terminal sets.
+        args: Of `parsed`, with `trust`.
         run: The run folder, or a checkpoint.
         load: Reads the run; called again after the imports.
         learns: Whether callbacks are needed. Otherwise those that are not imported are left out.
@@ -66,8 +65,9 @@ def reopened(args: argparse.Namespace, run: str, load: Callable[[], T], *, learn
     needed = [one for one in missing if one not in spare]
     known |= {was: DefaultCallbacks for _, was in spare}
     if (needed or args.trust) and (names := [*_imports(Path(run)), *_importable(missing)]):
-        if not _consents(args, names):
+        if not args.trust:
             raise ConfigError(_advice(args, needed, names))
+        print_error(f"importing {', '.join(names)}, which the run names")
         import_modules([name for name in names if name not in _importable(missing)])
         known |= {was: _object(was) for _, was in missing if was in _importable(missing).values()}
     try:
@@ -118,16 +118,6 @@ def _object(was: str) -> Any:
     """Return the object of a name in a checkpoint; a string is the setting itself."""
     kind, _, name = was.rpartition(" ")
     return with_objects(f"@{name}") if kind in ("class", "function") else was
-
-
-def _consents(args: argparse.Namespace, names: list[str]) -> bool:
-    asks = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
-    if asks and not args.trust:
-        print_error(f"Import {', '.join(names)} from this run? [y/N] ", end="")
-        args.trust = sys.stdin.readline().strip().lower() in ("y", "yes")
-    elif args.trust:
-        print_error(f"importing {', '.join(names)}, which the run names")
-    return bool(args.trust)
 
 
 def _advice(args: argparse.Namespace, missing: list[Missing], names: list[str]) -> str:

@@ -327,7 +327,7 @@ def _class(name: str) -> type[Algorithm]:
 def from_checkpoint(
     kind: type[Algorithm], args: argparse.Namespace, folder: str, config: Mapping[str, Any], *, learns: bool
 ) -> Algorithm:
-    """Return an algorithm resumed from a checkpoint, with what the run names if the user consents."""
+    """Return an algorithm resumed from a checkpoint, with what the run names if `--trust` is given."""
     load = partial(kind.from_checkpoint, folder, config, args.env)
     return reopened(args, folder, load, learns=learns)
 

@@ -1,11 +1,7 @@
 """What a file holds reaches no terminal as a command: what is not printable is shown escaped."""
 
 import json
-import os
-import pty
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -184,23 +180,14 @@ def test_errors_are_printable_outside_of_commands_too(tmp_path: Path) -> None:
     assert str(ConfigError(str(ConfigError(HOSTILE)))) == SHOWN
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
-def test_the_question_for_imports_is_printable(run: Path, tmp_path: Path) -> None:
+def test_the_names_that_trust_imports_are_printable(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     received = shutil.copytree(run, tmp_path / "run")
     (folder,) = (path for path in (received / "checkpoints").iterdir() if path.is_dir())
     forge(folder, "manifest.json", ["config", "env"], "module:Class")
     (received / "command.txt").write_text(f"menv train module:Class --import={HOSTILE}.py --import=fine\n")
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "menv.cli", "evaluate", str(received)]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        os.write(ours, b"n\n")
-        said = b""
-        with suppress(OSError):
-            while part := os.read(ours, 1 << 16):
-                said += part
-    os.close(ours)
-    assert process.returncode == 2
-    text = said.decode().replace("\r\n", "\n")
-    assert "from this run? [y/N]" in text
+    assert main(["evaluate", str(received)]) == 2
+    text = capsys.readouterr().err
+    assert "add --trust to import fine, module:Class" in text
     assert is_harmless(text)

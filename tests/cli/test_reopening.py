@@ -86,18 +86,6 @@ def test_the_commands_that_a_run_ends_with_import_its_environment(
     assert main(commands["evaluate"][1:]) == 0
 
 
-@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("\n", 2)])
-def test_a_terminal_is_asked(
-    run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: str, status: int
-) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys.stdin, "readline", lambda: answer, raising=False)
-    assert main(["evaluate", run, "--episodes", "1"]) == status
-    assert "Import own_game:Corridor, own_game:Note from this run? [y/N] " in capsys.readouterr().err
-    assert Path("own_game.imported").exists() is (status == 0)
-
-
 def test_callbacks_are_not_needed_to_evaluate(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", run, "--env", "corridors:Corridor", "--episodes", "2"]) == 0
     assert capsys.readouterr().out.startswith("2 episodes, mean return 3.00")

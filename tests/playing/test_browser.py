@@ -311,11 +311,6 @@ def test_ports_are_checked(port: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "expected a port from 0 to 65535" in capsys.readouterr().err
 
 
-def test_a_port_without_a_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["play", "run", "--port", "1"]) == 2
-    assert "--port: given without --browser, expected both; add --browser" in capsys.readouterr().err
-
-
 def test_the_example_serves_a_run_that_was_trained_before(runs: Mapping[Any, Path]) -> None:
     with PPO(config=SMALL, env="tictactoe") as algo:
         run = algo.save(runs[TicTacToe].parent / "by_name")
