@@ -101,9 +101,8 @@ def test_each_call_returns_a_changed_copy(method: str, settings: dict[str, Any])
     [
         (
             lambda: PPOConfig().training(lrr=1),
-            r"PPOConfig.training: unknown key 'lrr', .*did you mean 'lr'\?",
+            r"PPOConfig: unknown key 'lrr', .*did you mean 'lr'\?",
         ),
-        (lambda: PPOConfig().training(num_env_runners=1), r"write \.env_runners\(num_env_runners=\.\.\.\)"),
         (lambda: PPOConfig().training(use_lstm=True), "it belongs into model: write model="),
         (
             lambda: PPOConfig().training(lr=1, learning_rate=1),
@@ -133,9 +132,7 @@ def test_an_argument_without_meaning_warns_once(
     method: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_of_settings, "_warned", set())
-    with pytest.warns(
-        UserWarning, match=rf"PPOConfig.{method}: '{next(iter(settings))}' has no meaning in menv"
-    ):
+    with pytest.warns(UserWarning, match=rf"PPOConfig: '{next(iter(settings))}' has no meaning in menv"):
         assert getattr(PPOConfig(), method)(**settings) == PPOConfig()
 
 
@@ -148,18 +145,5 @@ def test_callbacks_can_be_read_and_given_in_a_chain() -> None:
 
 @pytest.mark.parametrize("config", [PPOConfig(), DQNConfig(), QMIXConfig()])
 def test_every_setting_can_be_given_in_a_chain(config: Any) -> None:
-    methods = ("environment", "env_runners", "training", "multi_agent", "evaluation", "resources", "debugging",
-               "fault_tolerance", "reporting", "exploration")  # fmt: skip
-    for field in fields(config):
-        if field.name not in ("callbacks", "multiagent"):
-            changed = [
-                _taken(config, method, {field.name: getattr(config, field.name)}) for method in methods
-            ]
-            assert config in changed, field.name
-
-
-def _taken(config: Any, method: str, settings: dict[str, Any]) -> Any:
-    try:
-        return getattr(config, method)(**settings)
-    except ConfigError:
-        return None
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    assert config.training(**values) == config

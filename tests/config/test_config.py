@@ -371,7 +371,7 @@ def test_all_three_parts_of_an_answer_are_fetched_without_a_state_too() -> None:
 class Skating(PPOConfig):
     """PPO with one more setting."""
 
-    friction: float = setting(0.5, low=0, high=1, methods="environment", old="mu")
+    friction: float = setting(0.5, low=0, high=1, old="mu")
     """How much the ice slows down."""
 
 
@@ -403,8 +403,6 @@ def test_a_policy_has_its_own_and_a_checkpoint_holds_it() -> None:
 def test_errors_name_it(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_config(Skating, given)
-    with pytest.raises(ConfigError, match=r"^Skating.training: .*; write \.environment\(friction=\.\.\.\)$"):
-        Skating().training(friction=1)
 
 
 def test_the_page_has_its_sentence() -> None:

@@ -198,122 +198,106 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     you may change and pass to an algorithm.
     """
 
-    env: Any = setting(None, methods="environment")
+    env: Any = None
     """A registered name, a class, a function of the `EnvContext`, a gymnasium id, or "package.module:Class"."""
-    input: Any = setting(None, classic="sampler", methods="training offline_data", old="input_")
+    input: Any = setting(None, classic="sampler", old="input_")
     """Where experience comes from instead of `env`: a path or a pattern of recorded episodes, such as
     `"games/*.parquet"`, or a function of an `InputContext` that returns a source, such as a policy server. The
     environment is then only needed for evaluations. `{"sampler": 0.5, "games/*.parquet": 0.5}` samples the environment
     too: the numbers are shares of the env steps, and those of the environment alone are counted."""
-    env_config: Mapping[str, Any] = setting({}, methods="environment")
+    env_config: Mapping[str, Any] = setting({})
     """Items of the `EnvContext` that is passed to the environment."""
-    observation_space: Any = setting(None, methods="environment")
+    observation_space: Any = None
     """Observation space of every agent, or a dict of spaces by agent id, for environments that declare none before
     their first reset."""
-    action_space: Any = setting(None, methods="environment")
+    action_space: Any = None
     """Action space of every agent, or a dict of spaces by agent id, for the same environments."""
-    num_workers: int = setting(
-        0, low=0, high=_PROCESSES, methods="env_runners resources", old="num_env_runners num_rollout_workers"
-    )
+    num_workers: int = setting(0, low=0, high=_PROCESSES, old="num_env_runners num_rollout_workers")
     """Number of rollout worker processes; 0 samples in the main process."""
-    engine: Literal["process", "ray"] | None = setting(None, methods="env_runners")
+    engine: Literal["process", "ray"] | None = None
     """What runs rollout workers and remote environments: "process", processes on this machine, or "ray". None uses Ray
     if it is installed."""
-    worker_start_timeout_s: float | None = setting(None, positive=True, high=_SECONDS, methods="env_runners")
+    worker_start_timeout_s: float | None = setting(None, positive=True, high=_SECONDS)
     """Seconds to wait until a Ray cluster has room for the workers. None means 300 with an autoscaler or several
     nodes, and 10 on one machine. Training then starts with the workers that run; the others join once Ray has placed
     them."""
-    num_envs_per_worker: int = setting(
-        1, high=_ENVS, methods="env_runners", old="n_envs num_envs_per_env_runner"
-    )
+    num_envs_per_worker: int = setting(1, high=_ENVS, old="n_envs num_envs_per_env_runner")
     """Number of sub-environments that each worker steps together."""
-    remote_worker_envs: bool = setting(False, methods="env_runners")
+    remote_worker_envs: bool = False
     """Whether every sub-environment runs in a separate process, which pays off if a step takes milliseconds."""
-    remote_env_batch_wait_ms: int = setting(0, low=0, high=1000 * _SECONDS, methods="env_runners")
+    remote_env_batch_wait_ms: int = setting(0, low=0, high=1000 * _SECONDS)
     """Milliseconds to wait for more remote sub-environments once one is ready; 0 does not wait. For
     `remote_worker_envs`."""
-    env_timeout: float | None = setting(None, positive=True, high=_SECONDS, methods="env_runners")
+    env_timeout: float | None = setting(None, positive=True, high=_SECONDS)
     """Seconds after which an environment in another process that does not return is given up. None waits forever."""
-    overlap: bool = setting(False, methods="env_runners")
+    overlap: bool = False
     """Whether workers sample the next batch while the main process learns from the last one."""
-    max_staleness: int = setting(1, high=1000, methods="env_runners")
+    max_staleness: int = setting(1, high=1000)
     """Maximum number of updates between the weights that sampled a batch and the weights that learn from it; for
     `overlap`."""
-    log_level: LogLevel | None = setting(None, methods="debugging")
+    log_level: LogLevel | None = None
     """Log level of workers and remote environments, which log to stderr, such as "INFO". None leaves it unchanged."""
-    restart_failed_sub_environments: bool = setting(True, methods="fault_tolerance")
+    restart_failed_sub_environments: bool = True
     """Whether a sub-environment that raises is re-created, which ends only its current episode. With False the run
     ends."""
-    num_consecutive_env_failures_tolerance: int = setting(TOLERATED, low=0, methods="fault_tolerance")
+    num_consecutive_env_failures_tolerance: int = setting(TOLERATED, low=0)
     """Number of consecutive crashes of one sub-environment that do not end the run. A crash counts if it happens in a
     reset or in the first 10 env steps of an episode."""
-    rollout_fragment_length: int | Literal["auto"] = setting(
-        "auto", high=MOST_ROWS, methods="env_runners", old="sample_batch_size"
-    )
+    rollout_fragment_length: int | Literal["auto"] = setting("auto", high=MOST_ROWS, old="sample_batch_size")
     """Number of steps of each sub-environment in a rollout fragment. With "auto", one fragment is one train batch."""
-    batch_mode: Literal["truncate_episodes", "complete_episodes"] = setting(
-        "truncate_episodes", methods="env_runners"
-    )
+    batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     """"truncate_episodes" may end a fragment in the middle of an episode; "complete_episodes" extends it to the end of
     the episode. Vectorized environments then hold timesteps back until their episode ends. External clients wait at
     the start of a new episode until the running episodes have ended, so a client that plays several episodes at once
     needs a thread for each."""
     train_batch_size: int = setting(4096, high=MOST_ROWS, old="train_batch_size_per_learner")
     """Number of steps, over all sub-environments, per training iteration."""
-    explore: bool = setting(True, methods="env_runners exploration")
+    explore: bool = True
     """Whether to sample actions from the policy; False takes the most likely action."""
-    seed: int | None = setting(None, low=0, high=math.inf, methods="debugging")
+    seed: int | None = setting(None, low=0, high=math.inf)
     """Seed for reproducible runs. It seeds every reset, and `random` and `numpy.random` in each process, the main
     process included. None seeds none of these."""
-    clip_rewards: bool | float = setting(
-        False, classic=None, low=0, high=math.inf, methods="environment", scope="policy"
-    )
+    clip_rewards: bool | float = setting(False, classic=None, low=0, high=math.inf, scope="policy")
     """True learns from the signs of rewards; a number clips rewards to [-number, number]."""
-    clip_actions: bool = setting(False, methods="environment", scope="connectors")
+    clip_actions: bool = setting(False, scope="connectors")
     """Whether to clip the Box actions of networks to the bounds of the space."""
-    normalize_actions: bool = setting(True, methods="environment", scope="connectors")
+    normalize_actions: bool = setting(True, scope="connectors")
     """Whether to scale the Box actions of networks from [-1, 1] to the bounds of the space."""
-    observation_filter: Literal["NoFilter", "MeanStdFilter"] = setting(
-        "NoFilter", methods="env_runners", scope="connectors"
-    )
+    observation_filter: Literal["NoFilter", "MeanStdFilter"] = setting("NoFilter", scope="connectors")
     """"MeanStdFilter" normalizes observations by their running mean and standard deviation, as an agent connector."""
-    agent_connectors: Sequence[Any] = setting((), methods="env_runners", scope="connectors")
+    agent_connectors: Sequence[Any] = setting((), scope="connectors")
     """Additional agent connectors after the filter: registered names, or pairs of a name and its parameters."""
-    metrics_num_episodes_for_smoothing: int = setting(
-        100, methods="reporting", old="metrics_smoothing_episodes"
-    )
+    metrics_num_episodes_for_smoothing: int = setting(100, old="metrics_smoothing_episodes")
     """Number of recent episodes over which results report means."""
-    inference: Literal["auto", "onnx", "torch"] = setting("auto", methods="env_runners", scope="policy")
+    inference: Literal["auto", "onnx", "torch"] = setting("auto", scope="policy")
     """Backend that runs the networks while sampling: "onnx", "torch", or "auto", which uses ONNX Runtime where it
     agrees with torch."""
-    torch_threads: int | None = setting(1, high=256, methods="resources")
+    torch_threads: int | None = setting(1, high=256)
     """Number of torch threads in the main process. One is fastest for small networks; large ones and convolutions
     learn faster with more. None keeps the setting of torch. Another number may change the last bits of results."""
-    num_gpus: float = setting(0, low=0, high=1, methods="resources", scope="policy")
+    num_gpus: float = setting(0, low=0, high=1, scope="policy")
     """1 trains on a GPU, which pays off for convolutions and wide layers. Networks that torch runs in the main process
     then act on the GPU too."""
     model: ModelConfig = setting(ModelConfig(), scope="network", old="model_config")
     """Architecture of the stock networks."""
-    evaluation_interval: int | None = setting(None, classic=0, methods="evaluation", scope="schedule")
+    evaluation_interval: int | None = setting(None, classic=0, scope="schedule")
     """Number of training iterations between evaluations. None evaluates only when `evaluate()` is called."""
-    evaluation_duration: int = setting(
-        10, high=MOST_ROWS, methods="evaluation", old="evaluation_num_episodes"
-    )
+    evaluation_duration: int = setting(10, high=MOST_ROWS, old="evaluation_num_episodes")
     """Number of episodes or env steps per evaluation, over all sub-environments."""
-    evaluation_duration_unit: Literal["episodes", "timesteps"] = setting("episodes", methods="evaluation")
+    evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
     """Unit of `evaluation_duration`: "episodes", or "timesteps", which are env steps rounded up to whole episodes."""
-    evaluation_config: Mapping[str, Any] | None = setting(None, methods="evaluation")
+    evaluation_config: Mapping[str, Any] | None = None
     """Settings that differ in evaluations, such as `{"explore": False}`. Items of `env_config` are merged. Evaluations
     use the run's policies, so settings that define a policy, such as `model` or `exploration_config`, cannot differ."""
     evaluation_num_workers: int = setting(
-        0, low=0, high=_PROCESSES, methods="evaluation", scope="schedule", old="evaluation_num_env_runners"
+        0, low=0, high=_PROCESSES, scope="schedule", old="evaluation_num_env_runners"
     )
     """Number of evaluation processes, each with `num_envs_per_worker` sub-environments; 0 evaluates in the main
     process."""
-    evaluation_parallel_to_training: bool = setting(False, methods="evaluation", scope="schedule")
+    evaluation_parallel_to_training: bool = setting(False, scope="schedule")
     """Whether evaluations run while an iteration trains, with the weights from its beginning; needs
     `evaluation_num_workers`."""
-    always_attach_evaluation_results: bool = setting(False, methods="evaluation", scope="schedule")
+    always_attach_evaluation_results: bool = setting(False, scope="schedule")
     """Whether results of iterations without an evaluation repeat the last one."""
     callbacks: Any = CallbacksSetting()  # noqa: RUF009 - a descriptor
     """A subclass of `DefaultCallbacks`, an instance of one, or a list of these."""

@@ -1,7 +1,7 @@
 """RLlib's builder chain: `PPOConfig().environment("CartPole-v1").training(lr=1e-3).build()`.
 
-The base class of `AlgorithmConfig`. Each method returns a changed copy. The field of a setting says which methods set
-it; RLlib's names of the same settings are accepted.
+The base class of `AlgorithmConfig`. Each method returns a changed copy and takes any setting, also by RLlib's name;
+`multi_agent` takes those of `multiagent`.
 """
 
 from __future__ import annotations
@@ -28,59 +28,22 @@ class BuilderChain:
 
     def environment(self, env: Any = None, **settings: Any) -> Self:
         """Set the environment: `env`, `env_config`, spaces, and clipping."""
-        return _with(self, "environment", settings if env is None else {"env": env, **settings})
-
-    def env_runners(self, **settings: Any) -> Self:
-        """Set how experience is sampled, such as `num_env_runners` and `rollout_fragment_length`."""
-        return _with(self, "env_runners", settings)
-
-    rollouts = env_runners
+        return _with(self, settings if env is None else {"env": env, **settings})
 
     def training(self, **settings: Any) -> Self:
-        """Set how the algorithm learns, such as `lr`, `train_batch_size` and `model`."""
-        return _with(self, "training", settings)
+        """Set settings by their names or RLlib's; all methods of the chain but `multi_agent` take any of them."""
+        return _with(self, settings)
+
+    env_runners = rollouts = evaluation = offline_data = resources = training
+    debugging = fault_tolerance = exploration = reporting = api_stack = training
 
     def multi_agent(self, **settings: Any) -> Self:
         """Set keys of `multiagent`, such as `policies` and `policy_mapping_fn`."""
-        return _with(self, "multi_agent", settings)
-
-    def evaluation(self, **settings: Any) -> Self:
-        """Set when and how policies are evaluated."""
-        return _with(self, "evaluation", settings)
-
-    def offline_data(self, **settings: Any) -> Self:
-        """Set `input_`, the recorded episodes to learn from."""
-        return _with(self, "offline_data", settings)
-
-    def resources(self, **settings: Any) -> Self:
-        """Set `num_gpus` and `torch_threads`."""
-        return _with(self, "resources", settings)
-
-    def debugging(self, **settings: Any) -> Self:
-        """Set `seed` and `log_level`."""
-        return _with(self, "debugging", settings)
-
-    def fault_tolerance(self, **settings: Any) -> Self:
-        """Set what happens when a sub-environment fails."""
-        return _with(self, "fault_tolerance", settings)
+        return _with(self, settings, of_agents=True)
 
     def framework(self, framework: str | None = None, **settings: Any) -> Self:
         """Set nothing: networks learn with torch. Other frameworks warn."""
-        return _with(
-            self, "framework", settings if framework in (None, "torch") else {"framework": framework}
-        )
-
-    def exploration(self, **settings: Any) -> Self:
-        """Set `explore` and `exploration_config`."""
-        return _with(self, "exploration", settings)
-
-    def reporting(self, **settings: Any) -> Self:
-        """Set over how many episodes and steps results are reported."""
-        return _with(self, "reporting", settings)
-
-    def api_stack(self, **settings: Any) -> Self:
-        """Set nothing: there is one stack."""
-        return _with(self, "api_stack", settings)
+        return _with(self, settings if framework in (None, "torch") else {"framework": framework})
 
     def build(self, env: Any = None) -> Algorithm:
         """Return the algorithm, its environments created; `env` overrides the config's own."""
@@ -137,22 +100,17 @@ def changed(config: C, values: Mapping[str, Any]) -> C:
     return cast(C, replace(whole, **merged))
 
 
-def _with(config: C, method: str, given: Mapping[str, Any]) -> C:
-    where, of_agents = f"{type(config).__name__}.{method}: ", table(type(cast(Any, config).multiagent))
-    known = {**table(type(config)), **of_agents}
-    methods = {name: ["multi_agent"] if name in of_agents else row.methods for name, row in known.items()}
-    own = {name: row for name, row in known.items() if method in methods[name]}
+def _with(config: C, given: Mapping[str, Any], *, of_agents: bool = False) -> C:
+    """Return a copy with settings of this config, or of its section `multiagent`."""
+    where, known = f"{type(config).__name__}: ", table(type(config))
+    known = table(type(cast(Any, config).multiagent)) if of_agents else known
     settings: dict[str, Any] = {}
     for key, value in given.items():
         name = key if key in known else renamed(key, known)
         if name in settings:
             raise ConfigError(f"{where}{key!r} is {name!r}, expected one of them; leave {key!r} out")
-        if name in own:
-            settings[name] = value
-        elif name is not None:
-            raise ConfigError(
-                f"{where}unknown key {key!r}, expected a known one; write .{methods[name][0]}({key}=...)"
-            )
+        if name is None:
+            refuse_or_warn(key, value, known, where, python_names=True)
         else:
-            refuse_or_warn(key, value, own, where, python_names=True)
-    return changed(config, {"multiagent": settings} if method == "multi_agent" else settings)
+            settings[name] = value
+    return changed(config, {"multiagent": settings} if of_agents else settings)

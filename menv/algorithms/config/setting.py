@@ -1,8 +1,7 @@
 """One line for each setting: config classes state their settings as fields, and `table` is what all others read.
 
-An annotation says which values a setting may have; `setting` adds bounds, other names and the method of the builder
-chain. msgspec checks values when a config is made. Unknown keys are refused with the nearest known one, and keys
-without meaning in menv warn once.
+An annotation says which values a setting may have; `setting` adds bounds and other names. msgspec checks values when a
+config is made. Unknown keys are refused with the nearest known one, and keys without meaning in menv warn once.
 """
 
 from __future__ import annotations
@@ -64,8 +63,6 @@ class Facts(TypedDict, total=False):
     """Names in RLlib and Stable-Baselines3, separated by spaces: the builder chain accepts them, dicts explain them."""
     classic: object
     """RLlib's spelling of the default, such as 0 for `evaluation_interval`."""
-    methods: str
-    """Methods of the builder chain that set it, separated by spaces; "training" by default."""
     scope: Literal["run", "schedule", "policy", "network", "connectors"]
     """Who may have a different value: "run", evaluations; "schedule", nobody; "policy", policies and evaluations;
     "network" and "connectors", policies only, because the setting defines them. The default is "run" for settings of
@@ -107,11 +104,6 @@ class Setting(NamedTuple):
     def section(self) -> type[Settings] | None:
         """The config class of its values, such as `ModelConfig`."""
         return self.kind if isinstance(self.kind, type) and issubclass(self.kind, Settings) else None
-
-    @property
-    def methods(self) -> list[str]:
-        """The methods of the builder chain that set it."""
-        return self.facts.get("methods", "training").split()
 
     def read(self, where: str, value: object) -> Any:
         """Return a given value: sections as objects, numbers and arrays of numpy as Python's.

@@ -138,9 +138,7 @@ class OffPolicyConfig(AlgorithmConfig):
     """Epsilon of Adam, added to the square root of the second moment."""
     replay_buffer_config: ReplayBufferConfig = setting(ReplayBufferConfig())
     """Size of the replay buffer, and how it is sampled."""
-    exploration_config: ExplorationConfig = setting(
-        ExplorationConfig(), methods="env_runners exploration", scope="network"
-    )
+    exploration_config: ExplorationConfig = setting(ExplorationConfig(), scope="network")
     """Schedule of epsilon-greedy exploration."""
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Number of steps of each sub-environment between learning phases. "auto" means 64 over all sub-environments, and
@@ -150,7 +148,7 @@ class OffPolicyConfig(AlgorithmConfig):
     """Number of timesteps per gradient step, sampled from the replay buffer; `training_intensity` sets how many steps
     are made."""
     min_sample_timesteps_per_iteration: int = setting(
-        1_000, high=MOST_ROWS, methods="reporting training", scope="run", old="timesteps_per_iteration"
+        1_000, high=MOST_ROWS, scope="run", old="timesteps_per_iteration"
     )
     """Minimum number of steps, over all sub-environments, per training iteration; `count_steps_by` sets the unit."""
 
