@@ -85,47 +85,27 @@ def adopt(
 
 def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
     """Return the settings of an evaluation: the settings of the run with `evaluation_config` over them."""
-    changes = dict(config.evaluation_config or {})
-    values = known_values(type(config), changes, "evaluation_config: ")
-    _check_place(config, values)
-    values = _without_those_of_policies(config, values)
+    values = known_values(type(config), dict(config.evaluation_config or {}), "evaluation_config: ")
     if isinstance(values.get("multiagent"), Mapping):
         own = section_values(MultiAgentConfig, values["multiagent"], "evaluation_config.multiagent")
         _check_policies(own.get("policies"), config.multiagent.policies)
     with prefixed("evaluation_config: "):
-        return changed(config, values)
-
-
-def _check_place(config: AlgorithmConfig, values: Mapping[str, Any]) -> None:
-    for key in of_scope(type(config), "schedule"):
-        own = getattr(config, key)
-        if values.get(key, own) != own:
-            raise ConfigError(
-                f"evaluation_config: {key}={values[key]!r}, expected {own!r} as in the main settings; set it there"
-            )
-    workers = values.get("num_workers", config.num_workers)
-    if workers not in (config.num_workers, config.evaluation_num_workers):
-        raise ConfigError(
-            f"evaluation_config: num_workers={workers!r}, expected evaluation_num_workers in the main settings, "
-            f"where it is {config.evaluation_num_workers}; set it there"
-        )
-
-
-def _without_those_of_policies(config: AlgorithmConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    of_policies = of_scope(type(config), "network", "connectors")
-    given = {key: values[key] for key in of_policies if key in values}
-    with prefixed("evaluation_config: "):
-        meant = read_config(type(config), given, default=config)
-    for key in given:
+        meant = changed(config, values)
+    for key in of_scope(type(config), "schedule", "network", "connectors"):
         if getattr(meant, key) != getattr(config, key):
             advice = (
                 "write explore=False for the best actions" if key == "exploration_config" else "leave it out"
             )
             raise ConfigError(
-                f"evaluation_config: {key}={shown(given[key])}, expected the {key} of the main settings, "
-                f"because evaluations use the policies of the run; {advice}, or change it there for training too"
+                f"evaluation_config: {key}={shown(values[key])}, expected the {key} of the main settings, "
+                f"because evaluations use the policies of the run; {advice}, or change it there"
             )
-    return {key: value for key, value in values.items() if key not in given}
+    if meant.num_workers not in (config.num_workers, config.evaluation_num_workers):
+        raise ConfigError(
+            f"evaluation_config: num_workers={meant.num_workers}, expected evaluation_num_workers in the main "
+            f"settings, where it is {config.evaluation_num_workers}; set it there"
+        )
+    return meant
 
 
 def _check_policies(given: Any, known: Any) -> None:
