@@ -7,11 +7,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from menv.algorithms import PPO
-from menv.errors import EnvCrashError
+from tests.worlds import Alone
 
 SETTINGS: dict[str, Any] = {
     "lr": 3e-3,
@@ -81,165 +81,21 @@ def test_two_policies_may_share_the_copies_of_a_vectorised_environment() -> None
     assert abs(batches["even"].count - batches["odd"].count) < 64
 
 
-class Masked(gym.Env[Any, Any]):
-    """Only one of four moves is legal, another one in each step; a wrong one raises."""
-
-    observation_space = Dict(
-        {"observations": Box(0, 1, (3,), np.float32), "action_mask": Box(0, 1, (4,), np.int8)}
-    )
-    action_space = Discrete(4)
-
-    def __init__(self, bad: bool = False) -> None:
-        self.at = 0
-
-    def observe(self) -> Any:
-        mask = np.zeros(4, np.int8)
-        mask[self.at % 4] = 1
-        return {"observations": np.full(3, self.at / 10, np.float32), "action_mask": mask}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.at = 0
-        return self.observe(), {}
-
-    def step(self, action: Any) -> Any:
-        if action != self.at % 4:
-            raise RuntimeError(f"move {action} in step {self.at}")
-        self.at += 1
-        return self.observe(), 1.0, self.at == 10, False, {}
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_masks_in_dict_observations_are_kept_to(mode: AutoresetMode) -> None:
-    with PPO(
-        env=lambda context: SyncVectorEnv([Masked] * 4, autoreset_mode=mode),
-        config={**SETTINGS, "train_batch_size": 256, "sgd_minibatch_size": 64},
-    ) as algo:
-        for _ in range(2):
-            result = algo.train()
-    if mode != AutoresetMode.NEXT_STEP:
-        assert result["episode_reward_mean"] == result["episode_len_mean"] == 10.0
-
-
-PAIR = Tuple([Discrete(2), Discrete(3)])
-NAMED = Dict({"push": Discrete(2), "turn": Discrete(3)})
-
-
-@pytest.mark.slow_unless("Dict")
-@pytest.mark.parametrize("space", [PAIR, NAMED], ids=["Tuple", "Dict"])
-def test_actions_with_several_parts_reach_each_copy_in_their_own_form(space: gym.Space[Any]) -> None:
-    class Parted(gym.Env[Any, Any]):
-        """Five steps an episode, each paid with the sum of the action's parts."""
-
-        observation_space = Box(0, 1, (1,), np.float32)
-        action_space = space
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            super().reset(seed=seed)
-            self.at = 0
-            return np.zeros(1, np.float32), {}
-
-        def step(self, action: Any) -> Any:
-            assert space.contains(action), action
-            parts = action.values() if isinstance(action, dict) else action
-            self.at += 1
-            return np.zeros(1, np.float32), float(sum(parts)), self.at == 5, False, {}
-
-    settings = {**SETTINGS, "lr": 1e-2, "train_batch_size": 512}
-    with PPO(env=lambda context: SyncVectorEnv([Parted] * 4), config=settings) as algo:
-        for _ in range(12):
-            result = algo.train()
-    # 15 is the best, 7.5 the mean by chance.
-    assert result["episode_reward_mean"] > 11
-
-
-def test_pendulums_with_real_numbers_for_actions_train_and_stay_within_their_box() -> None:
-    seen = []
-
-    class Watched(gym.Wrapper[Any, Any, Any, Any]):
-        def step(self, action: Any) -> Any:
-            seen.append(np.array(action))
-            return self.env.step(action)
-
-    def make() -> Any:
-        return Watched(gym.make("Pendulum-v1"))
-
-    with PPO(
-        env=lambda context: SyncVectorEnv([make] * 4), config={**SETTINGS, "train_batch_size": 2048}
-    ) as algo:
-        for _ in range(2):
-            result = algo.train()
-    assert -2000 < result["episode_reward_mean"] < -100
-    assert result["episode_len_mean"] == 200
-    assert all(action.shape == (1,) and abs(action[0]) <= 2.0 for action in seen)
-
-
-class Closes(gym.Env[Any, Any]):
-    """Counts how often it is closed; breaks in the seventh step if it is told to."""
-
-    observation_space = Box(0, 1, (1,), np.float32)
-    action_space = Discrete(2)
-    closed = 0
-
-    def __init__(self, breaks: bool = False) -> None:
-        self.breaks, self.at = breaks, 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.at += 1
-        if self.breaks and self.at == 7:
-            raise OSError("the simulator is gone")
-        return np.zeros(1, np.float32), 1.0, self.at % 5 == 0, False, {}
-
-    def close(self) -> None:
-        Closes.closed += 1
-
-
-def test_stop_closes_every_copy_once() -> None:
-    Closes.closed = 0
-    algo = PPO(env=lambda context: SyncVectorEnv([Closes] * 3), config={**SETTINGS, "train_batch_size": 256})
-    algo.train()
-    assert Closes.closed == 0
-    algo.stop()
-    algo.stop()
-    assert Closes.closed == 3
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_copy_that_breaks_is_an_error_with_its_own_as_the_cause(mode: AutoresetMode) -> None:
-    makers = [Closes, lambda: Closes(breaks=True)]
-    with (
-        PPO(env=lambda context: SyncVectorEnv(makers, autoreset_mode=mode), config=SETTINGS) as algo,
-        pytest.raises(EnvCrashError) as caught,
-    ):
-        algo.train()
-    assert isinstance(caught.value.__cause__, OSError)
-    assert "OSError: the simulator is gone" in str(caught.value)
-    assert "SyncVectorEnv.step" in str(caught.value)
-
-
-class Closing(gym.Env[Any, Any]):
-    """Three steps of a reward of 0; at the end no action is allowed any more."""
+class Closing(Alone):
+    """Three steps of a reward of 0; one of two actions is allowed in turn, and none at the end."""
 
     observation_space = Dict(
         observations=Box(-10.0, 10.0, (1,), np.float32), action_mask=gym.spaces.MultiBinary(2)
     )
-    action_space = Discrete(2)
+    length = 3
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.at = 0
-        return self._seen(), {}
-
-    def step(self, action: Any) -> Any:
-        self.at += 1
-        return self._seen(), 0.0, self.at == 3, False, {}
-
-    def _seen(self) -> Any:
-        mask = np.full(2, int(self.at < 3), np.int8)
+    def see(self) -> Any:
+        mask = np.array([self.at in (0, 2), self.at == 1], np.int8)
         return {"observations": np.full(1, self.at, np.float32), "action_mask": mask}
+
+    def pay(self, action: Any) -> float:
+        assert action == (self.at - 1) % 2
+        return 0.0
 
 
 class Costly(gym.wrappers.vector.TransformReward):

@@ -140,12 +140,6 @@ def test_a_gpu_that_is_not_there_is_missed_when_the_algorithm_is_built(own: bool
         PPO(env="CartPole-v1", config=config)
 
 
-@pytest.mark.parametrize("value", [2, -1, "1", True, None])
-def test_only_one_gpu_or_none_can_be_asked_for(value: Any) -> None:
-    with pytest.raises(ConfigError, match="num_gpus"):
-        PPO(env="CartPole-v1", config={"num_gpus": value})
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [*STOCK, *OWN])
 def test_a_gpu_learns_what_the_processor_does_but_for_rounding(kind: str) -> None:

@@ -175,6 +175,7 @@ def test_a_dqn_policy_may_be_added_beside_a_random_one() -> None:
 @pytest.mark.parametrize(
     ("space", "advice"),
     [
+        (gym.spaces.Box(-2.0, 2.0, (1,)), "train this policy with PPO"),
         (gym.spaces.MultiBinary(3), "wrap the environment so that its actions are Discrete"),
         (gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.MultiBinary(2)]), "wrap the environment"),
         (gym.spaces.MultiDiscrete(np.full((2, 2), 3)), "wrap the environment"),
@@ -187,22 +188,3 @@ def test_actions_that_dqn_does_not_choose_are_refused_in_a_line_with_what_helps(
     with pytest.raises(ConfigError, match=f"expected Discrete; {advice}") as caught:
         DQN(env=lambda context: Spaces(gym.spaces.Discrete(2), space))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"env": "Pendulum-v1"}, "DQN: continuous action space .*train this policy with PPO"),
-        ({"lambda": 0.9}, "unknown key 'lambda'"),
-        ({"n_step": 0}, "n_step"),
-        ({"multiagent": {"policies": {"p": PolicySpec(algorithm="A3C")}}}, "'A3C'"),
-        ({"multiagent": {"policies": {"p": PolicySpec(config={"train_batch_size": 8})}}}, "train_batch_size"),
-        (
-            {"multiagent": {"policies": {"p": PolicySpec(config={"min_sample_timesteps_per_iteration": 8})}}},
-            "min_sample_timesteps_per_iteration",
-        ),
-    ],
-)
-def test_settings_that_cannot_work_are_named(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        DQN(config={"env": Duo, **QUICK, **config})

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from pettingzoo import ParallelEnv
 
-from menv import BaseEnv, DefaultCallbacks
+from menv import DefaultCallbacks
 from menv.algorithms import PPO
 from menv.errors import EnvFaultWarning
 from menv.wrappers import ParallelPettingZooEnv
+from tests.contract.scripted import SixDicts
 from tests.worlds import Alone, InStep, Several
+from tests.worlds.pettingzoo import Parallel
 
 SMALL = {
     "rollout_fragment_length": 30,
@@ -29,10 +29,6 @@ SMALL = {
 OBS, ACTIONS = Box(0, 100, (1,)), Discrete(2)
 LENGTHS = (7, 8)
 """Env steps of each episode of the two sub-environments; the score counts them."""
-
-
-def shown(score: float) -> Any:
-    return np.full(1, score, np.float32)
 
 
 class Lone(Alone):
@@ -66,69 +62,19 @@ class Pair(Several):
         return self.at
 
 
-class Game(ParallelEnv):  # type: ignore[misc]
-    """The same as a game of PettingZoo."""
-
-    def __init__(self, length: int) -> None:
-        self.metadata = {"name": "game"}
-        self.possible_agents = ["a", "b"]
-        self.length, self.score = length, -1.0
-
-    def observation_space(self, agent: str) -> Any:
-        return OBS
-
-    def action_space(self, agent: str) -> Any:
-        return ACTIONS
-
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        self.agents, self.score = ["a", "b"], 0.0
-        return dict.fromkeys("ab", shown(0.0)), {"a": {}, "b": {}}
-
-    def step(self, actions: Any) -> tuple[Any, ...]:
-        self.score += 1
-        over = self.score >= self.length
-        if over:
-            self.agents = []
-        seen, paid = dict.fromkeys("ab", shown(self.score)), dict.fromkeys("ab", 1.0)
-        return seen, paid, dict.fromkeys("ab", over), dict.fromkeys("ab", False), {"a": {}, "b": {}}
-
-    def told(self) -> float:
-        return self.score
+def game(config: Any) -> Any:
+    return ParallelPettingZooEnv(Parallel(Pair(config)))
 
 
 def fleet(config: Any) -> Any:
     return InStep([Lone(length=length) for length in LENGTHS])
 
 
-class Dicts(BaseEnv):
-    """A `BaseEnv` of six dicts, which menv resets."""
-
-    observation_space, action_space, num_envs = OBS, ACTIONS, 2
-
-    def __init__(self, config: Any) -> None:
-        self.envs = [Lone(length=length) for length in LENGTHS]
-        self.rows: dict[int, tuple[Any, float, bool]] = {
-            index: (env.reset()[0], 0.0, False) for index, env in enumerate(self.envs)
-        }
-
-    def poll(self, timeout: float | None = None) -> Any:
-        rows, self.rows = self.rows, {}
-        obs = {index: {"a": row[0]} for index, row in rows.items()}
-        paid = {index: {"a": row[1]} for index, row in rows.items()}
-        over = {index: {"__all__": row[2]} for index, row in rows.items()}
-        cut = {index: {"__all__": False} for index in rows}
-        return obs, paid, over, cut, {index: {"a": {}} for index in rows}, {}
-
-    def send_actions(self, slots: Any, actions: Any = None) -> None:
-        for index in slots:
-            obs, reward, over, _, _ = self.envs[index].step(0)
-            self.rows[index] = obs, reward, over
-
-    def try_reset(self, env_id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
-        return {env_id: {"a": self.envs[env_id].reset()[0]}}, {env_id: {"a": {}}}
-
-    def get_sub_environments(self, as_dict: bool = False) -> Any:
-        return dict(enumerate(self.envs)) if as_dict else self.envs
+def six_dicts(config: Any) -> Any:
+    pairs = [Pair(config) for _ in LENGTHS]
+    for pair, length in zip(pairs, LENGTHS, strict=True):
+        pair.length = length
+    return SixDicts(pairs, "now")
 
 
 def vectorised(mode: AutoresetMode, lengths: tuple[int, int]) -> Callable[[Any], Any]:
@@ -161,9 +107,9 @@ WORLDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "a central critic": (Pair, {"critic_obs": "all_agents"}),
     "steps without an agent": (Pair, {"env_config": {"silent": True}}),
     "steps without an agent elsewhere": (Pair, {"env_config": {"silent": True}, "remote_worker_envs": True}),
-    "PettingZoo": (lambda config: ParallelPettingZooEnv(Game(LENGTHS[config.vector_index])), {}),
+    "PettingZoo": (game, {}),
     "VectorEnv": (fleet, {"num_envs_per_worker": 1}),
-    "six dicts": (Dicts, {"num_envs_per_worker": 1}),
+    "six dicts": (six_dicts, {"num_envs_per_worker": 1}),
     "vector, next step": (vectorised(AutoresetMode.NEXT_STEP, LENGTHS), {}),
     "vector, next step, together": (vectorised(AutoresetMode.NEXT_STEP, (7, 7)), {}),
     "vector, by hand": (vectorised(AutoresetMode.DISABLED, LENGTHS), {}),

@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import ExternalMultiAgentEnv, Policy, PolicySpec, RandomPolicy
+from menv import Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO, Algorithm
-from menv.base_env import ALL, AgentId
-from menv.errors import CallOrderError, ConfigError
-from tests.worlds import Several
+from menv.base_env import AgentId
+from menv.errors import ConfigError
+from tests.worlds import Calling, Several
 
 SPACES: dict[str, tuple[gym.Space[Any], gym.Space[Any]]] = {
     "car_0": (gym.spaces.Box(-1.0, 1.0, (3,)), gym.spaces.Discrete(3)),
@@ -108,26 +108,12 @@ def test_policies_of_agents_with_other_spaces_may_rest_and_go_on_from_a_checkpoi
 
 
 def test_a_league_of_callers_keeps_the_spaces_of_those_who_rest(tmp_path: Path) -> None:
-    class Caller(ExternalMultiAgentEnv):
-        def __init__(self, config: Any = None) -> None:
-            super().__init__(ACTED, OBSERVED)
+    def caller(config: Any) -> Calling:
+        return Calling(Crossing())
 
-        def run(self) -> None:
-            env = Crossing()
-            try:
-                while True:
-                    obs, over, episode = env.reset()[0], False, self.start_episode()
-                    while not over:
-                        obs, rewards, terminateds, _, _ = env.step(dict(self.get_action(episode, obs)))
-                        self.log_returns(episode, rewards)
-                        over = terminateds[ALL]
-                    self.end_episode(episode, obs)
-            except CallOrderError:
-                return
-
-    with PPO(league(env=Caller)) as algo:
+    with PPO(league(env=caller)) as algo:
         play_a_season(algo)
-        check_goes_on(algo, tmp_path, {"env": Caller})
+        check_goes_on(algo, tmp_path, {"env": caller})
 
 
 def test_a_new_policy_may_be_trained_by_another_algorithm() -> None:

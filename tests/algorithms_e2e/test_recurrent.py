@@ -223,16 +223,3 @@ def test_trajectories_of_policies_with_a_memory_may_be_looked_at_but_not_learned
         algorithm.train()
     with pytest.raises(ConfigError, match="a custom loss or modules on a recurrent network"):
         PPO(env=TwoStepGame, config=config(OwnLoss))
-
-
-@pytest.mark.parametrize(("model", "words"), [
-    ({"use_lstm": True, "max_seq_len": None}, "max_seq_len"),
-    ({"use_lstm": True, "max_seq_len": 0}, "max_seq_len"),
-    ({"use_lstm": True, "lstm_cell_size": -4}, "lstm_cell_size"),
-    ({"use_lstm": True, "use_gru": True}, r"use_lstm and use_gru are both set"),
-    ({"use_lstm": True, "seq_len": 3}, r"unknown key 'seq_len'.*max_seq_len"),
-])  # fmt: skip
-def test_a_memory_of_no_length_is_refused(model: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
-        PPO(env=recall, config={"model": model})
-    assert "\n" not in str(caught.value)

@@ -11,7 +11,6 @@ from menv.algorithms import DQN, PPO, QMIX
 from menv.callbacks import DefaultCallbacks
 from menv.envs import RockPaperScissors, TicTacToe, TwoStepGame
 from tests.algorithms_e2e.looking import OwnLoss
-from tests.external.told import Told, obs, training
 from tests.worlds import Alone, Several
 
 SMALL: dict[str, Any] = {"train_batch_size": 60, "sgd_minibatch_size": 30, "num_sgd_iter": 2, "seed": 1}
@@ -105,20 +104,6 @@ def test_episodes_that_the_environment_excludes_are_not_trained() -> None:
     with PPO(env=HalfTrained, config={**SMALL, "rollout_fragment_length": 60}) as algo:
         result = algo.train()
     assert (result["num_env_steps_sampled"], *trained(result)) == (60, 30, 60)
-
-
-def test_episodes_that_a_caller_excludes_are_not_trained() -> None:
-    def play(env: Any) -> None:
-        for number, enabled in enumerate([True, False]):
-            name = env.start_episode(training_enabled=enabled)
-            for step in range(10):
-                env.get_action(name, obs(number, step))
-            env.end_episode(name, obs(number, 10))
-
-    with training(Told(play), PPO, sgd_minibatch_size=5, num_sgd_iter=1) as algo:
-        results = [algo.train(), algo.train()]
-    counts = [(result["num_env_steps_sampled"], *trained(result)) for result in results]
-    assert counts == [(10, 10, 10), (20, 10, 10)]
 
 
 @pytest.mark.parametrize("kind", [DQN, QMIX])

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import gymnasium as gym
 import pytest
 import torch
 from torch import Tensor
 
 from menv import PolicySpec
 from menv.algorithms import PPO, PPOPolicy
-from menv.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +37,3 @@ def test_torch_learns_with_the_number_of_threads_of_the_config(settings: dict[st
     with PPO(env="CartPole-v1", config={**sizes, "multiagent": multi, **settings}) as algorithm:
         algorithm.train()
     assert seen == {count}
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "all", True])
-def test_other_numbers_of_threads_are_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match="torch_threads"):
-        PPO(env=lambda context: gym.make("CartPole-v1"), config={"torch_threads": value})

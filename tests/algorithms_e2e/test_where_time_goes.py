@@ -6,20 +6,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import BaseEnv, Policy, PolicySpec
+from menv import Policy, PolicySpec
 from menv.algorithms import PPO, PPOPolicy
-from menv.algorithms.rollouts.local_rollouts import LocalRollouts
 from menv.sample_batch import SampleBatch
+from tests.contract.scripted import SixDicts
+from tests.inside import sampler
 from tests.worlds import Alone, InStep, Several
 
 NAP = 0.004
 STEPS = 16
-SPACE, CHOICE = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Discrete(2)
-SHOWN = np.zeros(2, np.float32)
 
 
 class SlowGym(Alone):
@@ -53,23 +51,9 @@ class SlowWorlds(InStep):
         return super().vector_step(actions)
 
 
-class SlowAnswers(BaseEnv):
-    """One that steps when it is answered."""
-
-    observation_space, action_space = SPACE, CHOICE
-
-    def __init__(self, context: Any = None) -> None:
-        pass
-
-    def poll(self, timeout: float | None = None) -> Any:
-        """Tell what it shows."""
-        none: dict[Any, Any] = {0: {"a": {}}}
-        flags = {0: {"a": False, "__all__": False}}
-        return {0: {"a": SHOWN}}, {0: {"a": 1.0}}, flags, flags, none, {}
-
-    def send_actions(self, action_dict: Any, actions: Any = None) -> None:
-        """Step."""
-        time.sleep(NAP)
+def slow_answers(context: Any) -> SixDicts:
+    """Return a `BaseEnv` that steps when it is answered."""
+    return SixDicts([SlowPair()], "now")
 
 
 class Ponders(Policy):
@@ -111,14 +95,13 @@ def times_of(algo: PPO) -> dict[str, float]:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("env", [SlowGym, SlowPair, SlowWorlds, SlowAnswers])
+@pytest.mark.parametrize("env", [SlowGym, SlowPair, SlowWorlds, slow_answers])
 @pytest.mark.parametrize("use_vector_loop", [True, False])
 def test_steps_that_take_long_are_time_of_the_environment(
     env: Callable[..., Any], use_vector_loop: bool
 ) -> None:
     with trained(env) as algo:
-        assert isinstance(algo._rollouts, LocalRollouts)
-        algo._rollouts.sampler.use_vector_loop = use_vector_loop
+        sampler(algo).use_vector_loop = use_vector_loop
         for _ in range(2):
             perf = times_of(algo)
             slept = NAP * STEPS / (2 if env is SlowWorlds else 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -100,6 +100,13 @@ def refusal(env: Any, config: Mapping[str, Any] | None = None, error: type[Excep
     with pytest.raises(error) as caught:
         PPO(env=env, config={**SMALL, **(config or {})}).train()
     assert isinstance(caught.value, MenvError)
+    return checked(str(caught.value))
+
+
+def told(call: Callable[[], Any], error: type[Exception] = MenvError) -> str:
+    """Return the one clear line with which a call is refused."""
+    with pytest.raises(error) as caught:
+        call()
     return checked(str(caught.value))
 
 

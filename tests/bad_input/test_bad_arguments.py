@@ -80,16 +80,6 @@ def test_a_policy_to_remove_that_has_no_id_is_refused(algo: PPO, policy_id: Any)
     refused(lambda: algo.remove_policy(policy_id), "remove_policy: .* does not exist, expected one of")
 
 
-@pytest.mark.parametrize("inference", ["onnx", "torch"])
-def test_weights_with_names_that_are_no_strings_are_refused_and_change_nothing(inference: str) -> None:
-    with PPO(env=Faulty, config={**SMALL, "inference": inference}) as algo:
-        before = algo.get_weights()["default_policy"]
-        weights: Any = {"default_policy": {**before, 1: np.zeros(2)}}
-        refused(lambda: algo.set_weights(weights), "weights do not fit the architecture, first 1 of shape")
-        after = algo.get_weights()["default_policy"]
-        assert all(np.array_equal(after[name], value) for name, value in before.items())
-
-
 @pytest.mark.parametrize("batch", [None, 3, np.array(3), {1: GOOD}, {1, 2}, "obs", iter([GOOD])])
 def test_a_batch_of_observations_that_is_no_list_is_refused(algo: PPO, batch: Any) -> None:
     call = lambda: algo.get_policy().compute_actions(batch)  # noqa: E731

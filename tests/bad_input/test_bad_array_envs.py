@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -14,15 +13,8 @@ from gymnasium.vector.utils import batch_space
 
 from menv import DefaultCallbacks, to_base_env
 from menv.algorithms import PPO
-from menv.errors import ContractError, MenvError
-from tests.bad_input.broken_envs import SMALL, checked
-
-
-def told(call: Callable[[], Any], error: type[Exception] = MenvError) -> str:
-    """Return the one clear line with which a call is refused."""
-    with pytest.raises(error) as caught:
-        call()
-    return checked(str(caught.value))
+from menv.errors import ContractError
+from tests.bad_input.broken_envs import SMALL, checked, told
 
 
 class Arrays(gym.vector.VectorEnv[Any, Any, Any]):

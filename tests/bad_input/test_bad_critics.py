@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from menv import PolicySpec, SampleBatch
-from menv.algorithms import PPO, PPOConfig, PPOPolicy, compute_advantages
+from menv.algorithms import PPO, PPOPolicy, compute_advantages
 from menv.errors import ConfigError, ContractError, MenvError
 from tests.algorithms_e2e.shifts import Shifts
 
@@ -187,28 +187,6 @@ def test_rows_of_the_wrong_width_are_named(function: Any, message: str) -> None:
     assert message in said(ContractError, None, critic_obs=function, critic_obs_size=2)
 
 
-SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"critic_obs": "everything"}, "critic_obs is 'everything', expected \"all_agents\""),
-    ({"critic_obs": rows(0, 2)}, "critic_obs_size is None with critic_obs given"),
-    (
-        {"critic_obs": rows(0, 2), "critic_obs_size": 0},
-        "critic_obs_size is 0, expected an integer from 1",
-    ),
-    ({"critic_obs_size": 3}, "critic_obs_size is 3 with critic_obs None"),
-    (
-        {"critic_obs": "all_agents", "model": {"vf_share_layers": True}},
-        "critic_obs with model.vf_share_layers",
-    ),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), SETTINGS)
-def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        PPOConfig(env=Shifts, **settings)
-    assert message in str(caught.value)
-
-
 def test_all_agents_without_anybody_known_is_refused() -> None:
     class Secret(Shifts):
         def __init__(self, config: Any = None) -> None:
@@ -220,13 +198,6 @@ def test_all_agents_without_anybody_known_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="does not say which agents there are, expected possible_agents"):
         PPO(env=Secret, config={**SMALL, "critic_obs": "all_agents"})
-
-
-def test_a_trained_class_of_another_algorithm_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="policy_class=PPOPolicy, which PPO trains, and algorithm='DQN', expected one"
-    ):
-        PolicySpec(PPOPolicy, algorithm="DQN")
 
 
 def test_advantages_without_values_are_refused() -> None:

@@ -8,30 +8,22 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import Episode, Policy, PolicySpec, check_env, to_base_env
+from menv import Episode, check_env, to_base_env
 from menv.algorithms import PPO, ModelConfig, MultiAgentConfig, PPOConfig
 from menv.errors import ConfigError, ContractError, EnvCrashError
 from menv.multi_agent_env import StepDicts
 from menv.sampling import fragment_limit
 from tests.bad_input.broken_envs import SMALL, Faulty, FaultyGym
+from tests.inside import base_env
+from tests.worlds import Alone
+
+ENDLESS = 10**9
 
 
 def test_one_environment_for_several_sub_environments_is_refused() -> None:
     shared = Faulty()
     with pytest.raises(ConfigError, match=r"sub-environment 1 is the same object .* inside the function"):
         PPO(env=lambda context: shared, config={"num_envs_per_worker": 2})
-
-
-def test_an_action_of_an_own_policy_outside_the_space_is_refused() -> None:
-    class Wild(Policy):
-        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            return [7.9] * len(obs_batch), [], {}
-
-    multiagent = {"policies": {"wild": PolicySpec(policy_class=Wild)}}
-    with pytest.raises(
-        ContractError, match=r"policy 'wild': action: expected an integer from 0 to 1, got float 7\.9"
-    ):
-        PPO(env=Faulty, config={"train_batch_size": 8, "multiagent": multiagent}).train()
 
 
 @pytest.mark.parametrize("kind", [Faulty, FaultyGym])
@@ -46,14 +38,6 @@ def test_a_reset_whose_parameters_have_no_defaults_is_given_both(kind: Any) -> N
     assert not {finding.code for finding in check_env(Wants)} & {"ME010", "ME091"}
 
 
-def test_waiting_for_the_end_of_an_endless_episode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragment_limit, "LONGEST", 1_000)
-
-    config = {"train_batch_size": 8, "batch_mode": "complete_episodes", "inference": "onnx"}
-    with pytest.raises(ContractError, match=r"without the end of an episode.*truncate_episodes"):
-        PPO(env=Endless, config=config).train()
-
-
 class Endless(Faulty):
     """Its episodes never end."""
 
@@ -63,25 +47,12 @@ class Endless(Faulty):
         return super().step(action_dict)
 
 
-class EndlessAlone(gym.Env[Any, Any]):
-    """One agent, without an end."""
-
-    observation_space = gym.spaces.Discrete(2)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin."""
-        return 0, {}
-
-    def step(self, action: Any) -> Any:
-        """Go on."""
-        return 0, 1.0, False, False, {}
-
-
 @pytest.mark.each_value
 @pytest.mark.parametrize("unit", ["episodes", "timesteps"])
 @pytest.mark.parametrize(
-    "env", [Endless, lambda context: gym.vector.SyncVectorEnv([EndlessAlone] * 2)], ids=["single", "together"]
+    "env",
+    [Endless, lambda context: gym.vector.SyncVectorEnv([lambda: Alone(length=ENDLESS)] * 2)],
+    ids=["single", "together"],
 )
 def test_an_evaluation_does_not_wait_for_ever_for_the_end_of_an_episode(
     monkeypatch: pytest.MonkeyPatch, env: Any, unit: str
@@ -95,17 +66,15 @@ def test_an_evaluation_does_not_wait_for_ever_for_the_end_of_an_episode(
         algo.evaluate()
 
 
-class Crashing(EndlessAlone):
+class Crashing(Alone):
     """No episode is finished, and each comes far enough to be no reason to end the run."""
 
-    at = 0
+    length = ENDLESS
 
-    def step(self, action: Any) -> Any:
-        """Go on, and crash in the end."""
-        self.at += 1
+    def pay(self, action: Any) -> float:
         if self.at == 300:
             raise RuntimeError("unstable")
-        return super().step(action)
+        return 1.0
 
 
 @pytest.mark.filterwarnings("ignore:.*unstable")
@@ -159,20 +128,10 @@ def test_steps_that_nobody_learned_from_do_not_count_as_trained() -> None:
     assert PPO(env=Faulty, config=config).train()["num_env_steps_trained"] == 0
 
 
-def test_a_second_answer_to_the_same_rows_is_refused() -> None:
-    base_env = to_base_env(Faulty(), lambda index: Faulty(), 2)
-    base_env.poll()
-    base_env.send_actions({0: {"ann": 0, "bob": 0}})
-    ready = base_env.poll()
-    base_env.send_actions(ready.slots, [0, 0])
-    with pytest.raises(ContractError, match=r"send_actions: env 0 got actions for not waiting"):
-        base_env.send_actions(ready.slots, [1, 1])
-
-
 def test_a_sub_environment_reset_behind_the_sampler_is_named_and_corrupts_nothing() -> None:
     algo = PPO(env=Faulty, config={"train_batch_size": 8})
     algo.sample()
-    algo._base_env.try_reset(0, seed=1)
+    base_env(algo).try_reset(0, seed=1)
     with pytest.raises(ContractError, match=r"expected exactly|not waiting"):
         algo.sample()
 

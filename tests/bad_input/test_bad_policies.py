@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 import menv.algorithms
 from menv import Policy, PolicySpec
@@ -16,23 +17,20 @@ from menv.envs import TwoStepGame
 from menv.errors import ConfigError, ContractError
 from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to
 from tests.bad_input.broken_envs import checked
+from tests.inside import learner
+from tests.worlds import Alone
 
 SMALL = {"train_batch_size": 16, "sgd_minibatch_size": 16, "num_sgd_iter": 1}
 
 
-class Steering(gym.Env[Any, Any]):
+class Steering(Alone):
     """One step of some action space."""
 
+    length = 1
+
     def __init__(self, config: Any) -> None:
-        self.low, high = np.full(2, -1.0, np.float32), np.ones(2, np.float32)
-        self.observation_space = gym.spaces.Box(self.low, high)
+        super().__init__(config)
         self.action_space = config["action_space"]
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return self.low, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.low, 0.0, True, False, {}
 
 
 def refused(build: Callable[[], Any], message: str) -> None:
@@ -128,9 +126,11 @@ def test_one_action_that_is_in_no_list_is_named(answer: Any) -> None:
     checked(str(caught.value))
 
 
-def duo_of_two(**model: Any) -> Any:
+def duo_of_two(inference: str = "onnx", **model: Any) -> Any:
     multiagent = {"policies": ["one", "two"], "policy_mapping_fn": to(a="one", b="two")}
-    return PPO(env=Duo, config={**SMALL, "seed": 1, "multiagent": multiagent, "model": model})
+    return PPO(
+        env=Duo, config={**SMALL, "seed": 1, "multiagent": multiagent, "model": model, "inference": inference}
+    )
 
 
 def test_weights_of_which_some_are_refused_change_no_policy() -> None:
@@ -153,8 +153,8 @@ def test_of_a_group_that_shares_layers_the_last_weights_hold_for_acting_and_for_
         weights = [{name: value + plus for name, value in before["one"].items()} for plus in (1.0, 2.0)]
         algo.set_weights({"one": weights[0], "two": weights[1]})
         now = algo.get_weights()
-        for name, learner in algo._policy_set.learners._learners.items():
-            learned = learner.weights()
+        for name in now:
+            learned = learner(algo, name).weights()
             assert all(np.array_equal(learned[part], now[name][part]) for part in learned)
         heads = [name for name in before["one"] if not np.array_equal(now["one"][name], now["two"][name])]
         assert heads
@@ -162,10 +162,56 @@ def test_of_a_group_that_shares_layers_the_last_weights_hold_for_acting_and_for_
         assert all(np.array_equal(now["one"][name], weights[0][name]) for name in heads)
 
 
-def test_complex_weights_are_refused() -> None:
+WEIGHTS: dict[str, tuple[Any, str]] = {
+    "no dict": (lambda good: None, "set_weights: NoneType"),
+    "no dict of a policy": (lambda good: {"one": None}, "set_weights: NoneType"),
+    "a list of a policy": (lambda good: {"one": [1.0]}, "set_weights: list"),
+    "of a stranger": (lambda good: {"stranger": {}}, "policy 'stranger' does not exist"),
+    "none": (lambda good: {"one": {}}, "policy 'one': .* do not fit the architecture"),
+    "a name that is no string": (
+        lambda good: {"one": {**good, 1: np.zeros(2)}},
+        "do not fit the architecture, first 1",
+    ),
+    **{
+        f"{value!r:.20}": (lambda good, value=value: {"one": {**good, "policy.0.bias": value}}, message)
+        for value, message in [
+            ("none", "weight 'policy.0.bias' is a str that cannot be read as float32"),
+            (None, "weight 'policy.0.bias'"),
+            ([[1.0], [1.0, 2.0]], "weight 'policy.0.bias' is a list that cannot be read"),
+            (torch.ones(64, requires_grad=True), "weight 'policy.0.bias' is a Tensor that cannot be read"),
+            *(
+                (np.full(64, number), "'policy.0.bias' holds (NaN|-?inf)")
+                for number in (np.nan, -np.inf, 1e300)
+            ),
+            ([np.inf] * 64, "'policy.0.bias' holds inf"),
+            (np.full(64, 1j), r"cannot be read as float32 \(its numbers are complex\)"),
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("inference", ["onnx", "torch"])
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weights_that_cannot_be_are_refused_and_change_nothing(case: str, inference: str) -> None:
+    make, message = WEIGHTS[case]
+    with duo_of_two(inference=inference) as algo:
+        before = algo.get_weights()
+        given = make(before["one"])
+        with pytest.raises(ConfigError, match=message) as caught:
+            algo.set_weights(given)
+        assert "\n" not in str(caught.value)
+        if "policy.0.bias" in message:
+            with pytest.raises(ConfigError, match=message):
+                algo.get_policy("one").set_weights(given["one"])
+        assert repr(algo.get_weights()) == repr(before)
+
+
+def test_weights_may_be_tensors_and_too_large_to_be_squared() -> None:
     with duo_of_two() as algo:
-        weights = {name: value + 1j for name, value in algo.get_weights()["one"].items()}
-        refused(
-            lambda: algo.set_weights({"one": weights}),
-            r"cannot be read as float32 \(its numbers are complex\)",
+        policy = algo.get_policy("one")
+        with pytest.raises(ConfigError, match="weights are a list"):
+            policy.set_weights([np.zeros(3)])  # type: ignore[arg-type]
+        policy.set_weights(
+            {name: torch.full(value.shape, 3e38) for name, value in policy.get_weights().items()}
         )
+        assert all((value == np.float32(3e38)).all() for value in policy.get_weights().values())

@@ -13,17 +13,10 @@ from gymnasium.vector import SyncVectorEnv
 from menv import VectorEnv, to_base_env
 from menv.algorithms import PPO
 from menv.base_env import SINGLE_AGENT
-from menv.errors import ConfigError, ContractError, MenvError
-from tests.bad_input.broken_envs import GOOD, SMALL, UNIT, FaultyGym, checked, refusal
+from menv.errors import ConfigError, ContractError
+from tests.bad_input.broken_envs import GOOD, SMALL, UNIT, FaultyGym, checked, refusal, told
 
 TWO = gym.spaces.Discrete(2)
-
-
-def told(call: Callable[[], Any], error: type[Exception] = MenvError) -> str:
-    """Return the one clear line with which a call is refused."""
-    with pytest.raises(error) as caught:
-        call()
-    return checked(str(caught.value))
 
 
 class Noting(FaultyGym):

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from menv import ConfigError, EnvCrashError, MenvError, MultiAgentEnv, VectorEnv, check_env
+from menv import ConfigError, EnvCrashError, MenvError, check_env
 from menv.algorithms import PPO
 from menv.cli.main import main
 from menv.offline import read_episodes, record
 from menv.tracking import Run
 from menv.verify.replay import replay
+from tests.worlds import Alone, InStep, Several
 
 SMALL: dict[str, Any] = {"rollout_fragment_length": 8, "train_batch_size": 16, "sgd_minibatch_size": 8}
 SAID = r"raised MuteError: \(its __str__ raised ZeroDivisionError\)"
@@ -31,44 +32,25 @@ class MuteError(Exception):
         return str(1 / 0)
 
 
-class Mute(gym.Env[Any, Any]):
-    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
+class Mute(Alone):
     def __init__(self, broken: str = "step") -> None:
+        super().__init__()
         self.broken = broken
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        if self.broken == "reset":
-            raise MuteError
-        return np.zeros(2, np.float32), {}
+    def see(self) -> Any:
+        return mute() if self.broken == "reset" else super().see()
 
-    def step(self, action: Any) -> Any:
+    def pay(self, action: Any) -> float:
         raise MuteError
 
 
-class MuteTeam(MultiAgentEnv):
-    possible_agents = ["ann"]  # noqa: RUF012 - as users write it
-    observation_space, action_space = Mute.observation_space, Mute.action_space
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return {"ann": np.zeros(2, np.float32)}, {}
-
-    def step(self, actions: Any) -> Any:
+class MuteTeam(Several):
+    def pay(self, actions: Any) -> Any:
         raise MuteError
 
 
-class MuteVector(VectorEnv):
-    def __init__(self) -> None:
-        super().__init__(Mute.observation_space, Mute.action_space, num_envs=2)
-
+class MuteVector(InStep):
     def vector_reset(self, **kwargs: Any) -> Any:
-        raise MuteError
-
-    def reset_at(self, index: int | None = None, **kwargs: Any) -> Any:
-        raise MuteError
-
-    def vector_step(self, actions: Any) -> Any:
         raise MuteError
 
 
@@ -87,7 +69,7 @@ def mute(*args: Any) -> Any:
         lambda: trained(lambda _: Mute()),
         lambda: trained(lambda _: Mute("reset")),
         lambda: trained(lambda _: MuteTeam()),
-        lambda: trained(lambda _: MuteVector()),
+        lambda: trained(lambda _: MuteVector([Mute(), Mute()])),
         lambda: trained(lambda _: Mute(), num_workers=1),
         lambda: trained(lambda _: Mute(), remote_worker_envs=True),
         lambda: trained(

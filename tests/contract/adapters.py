@@ -15,7 +15,6 @@ from gymnasium.vector import SyncVectorEnv
 from menv import to_base_env
 from menv.base_env import BaseEnv, Ready
 from menv.vector_env import VectorEnv
-from menv.workers.engine import EngineName
 from tests.contract.callers import CalledEnvs, without_own_truncations
 from tests.contract.remote import FarGame, Make, remote
 from tests.contract.scripted import (
@@ -47,7 +46,7 @@ class Adapter:
     script: Script
     kind: str
     per_process: int = 0
-    on: EngineName = "process"
+    on: Any = "process"
 
     @property
     def remote(self) -> bool:
@@ -129,7 +128,7 @@ class Tables(BaseEnv):
         self.inner.stop()
 
 
-_ENGINES: dict[str, EngineName] = {"remote": "process", "ray": "ray"}
+_ENGINES = {"remote": "process", "ray": "ray"}
 _WORLDS = {"turns": TURNS, "together": TOGETHER, "irregular": IRREGULAR}
 ALL_ADAPTERS = [
     Adapter("gym", SOLO, "gym"),

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import Any
 
 from menv import to_base_env
-from menv.adapters.adapter import Adapter
 from menv.base_env import ALL
 from tests.contract.scripted import AGENTS, Ended, Script, ScriptedEnv, Seen, SoloGym
 
@@ -82,16 +81,16 @@ class CrashingEnv(ScriptedEnv):
 
     def reset(self, **kwargs: Any) -> Any:
         if self._breaks("reset"):
-            self.ended += [self._ended(agent, False, True, None) for agent in sorted(self._alive)]
+            self.ended += [self.end_of(agent, False, True, None) for agent in sorted(self.alive)]
             raise CrashError(f"number {len(self.fate.crashes)}")
         self.fresh = False
         return super().reset(**kwargs)
 
     def step(self, action_dict: Any) -> Any:
         if self._breaks("step"):
-            if set(action_dict) != self._asked:
-                self.complaints.append(f"asked {sorted(self._asked)}, answered {sorted(action_dict)}")
-            self.fate.lost += [self._ended(agent, False, True, None) for agent in sorted(self._alive)]
+            if set(action_dict) != self.asked:
+                self.complaints.append(f"asked {sorted(self.asked)}, answered {sorted(action_dict)}")
+            self.fate.lost += [self.end_of(agent, False, True, None) for agent in sorted(self.alive)]
             raise CrashError(f"number {len(self.fate.crashes)}")
         result = super().step(action_dict)
         if result[2][ALL] or result[3][ALL]:
@@ -110,7 +109,7 @@ class CrashingEnv(ScriptedEnv):
         return breaks
 
 
-def together(worlds: list[World], *, solo: bool = False, **settings: Any) -> Adapter:
+def together(worlds: list[World], *, solo: bool = False, **settings: Any) -> Any:
     """Return worlds as one base env."""
     for world in worlds:
         if solo:

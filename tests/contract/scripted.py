@@ -100,8 +100,8 @@ class ScriptedEnv(MultiAgentEnv):
         self._rng = np.random.default_rng(0)
         self._buffers = {agent: np.zeros(6, np.float32) for agent in AGENTS}
         self._lives: Counter[str] = Counter()
-        self._alive: set[str] = set()
-        self._asked: set[str] = set()
+        self.alive: set[str] = set()
+        self.asked: set[str] = set()
         self.step_count = 0
 
     @property
@@ -113,20 +113,20 @@ class ScriptedEnv(MultiAgentEnv):
         return os.getpid()
 
     def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-        for agent in sorted(self._alive):
-            self.ended.append(self._ended(agent, False, True, None))
+        for agent in sorted(self.alive):
+            self.ended.append(self.end_of(agent, False, True, None))
         self.resets.append(kwargs)
         self._rng = np.random.default_rng(kwargs.get("seed"))
         self._lives.clear()
-        self._alive.clear()
+        self.alive.clear()
         self.step_count = 0
         moment = self.script[self.episode % len(self.script)][0]
         obs = self._show(moment, 0)
         return obs, {agent: {"at": 0} for agent in obs}
 
     def step(self, action_dict: AgentDict) -> StepDicts:
-        if set(action_dict) != self._asked:
-            self.complaints.append(f"asked {sorted(self._asked)}, answered {sorted(action_dict)}")
+        if set(action_dict) != self.asked:
+            self.complaints.append(f"asked {sorted(self.asked)}, answered {sorted(action_dict)}")
         self.step_count += 1
         moment = self.script[self.episode % len(self.script)][self.step_count]
         pays = dict(moment.pays)
@@ -149,15 +149,15 @@ class ScriptedEnv(MultiAgentEnv):
     def _show(self, moment: Moment, noise: int) -> AgentDict:
         """Write the observations into the buffers, which the agents before them still share."""
         for agent in moment.shown:
-            if agent not in self._alive:
-                self._alive.add(agent)
+            if agent not in self.alive:
+                self.alive.add(agent)
                 self._lives[agent] += 1
         for number, agent in enumerate(AGENTS):
             extra = noise + float(self._rng.integers(1000)) if self._salt else 0.0
             self._buffers[agent][:] = (
                 self.world, self.episode, number, self._lives[agent], self.step_count, extra,
             )  # fmt: skip
-        self._asked = set() if moment.over else set(moment.shown)
+        self.asked = set() if moment.over else set(moment.shown)
         if not moment.over:
             self.shown.extend(seen(self._buffers[agent]) for agent in moment.shown)
         return {agent: self._buffers[agent] for agent in dict.fromkeys(moment.shown + moment.final)}
@@ -166,13 +166,13 @@ class ScriptedEnv(MultiAgentEnv):
         """Note the lives that end in this moment."""
         flagged = set(moment.terminated + moment.truncated)
         given = set(moment.final + (moment.shown if moment.over else ""))
-        for agent in sorted(self._alive if moment.over else self._alive & flagged):
+        for agent in sorted(self.alive if moment.over else self.alive & flagged):
             own = (agent in moment.terminated, agent in moment.truncated)
             flags = own if any(own) else (moment.over == "terminated", moment.over == "truncated")
-            self.ended.append(self._ended(agent, *flags, self.step_count if agent in given else None))
-            self._alive.discard(agent)
+            self.ended.append(self.end_of(agent, *flags, self.step_count if agent in given else None))
+            self.alive.discard(agent)
 
-    def _ended(self, agent: str, terminated: bool, truncated: bool, final: int | None) -> Ended:
+    def end_of(self, agent: str, terminated: bool, truncated: bool, final: int | None) -> Ended:
         return Ended(self.world, self.episode, agent, self._lives[agent], terminated, truncated, final)
 
 

@@ -10,9 +10,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import BaseEnv, MultiAgentEnv, to_base_env
+from menv import BaseEnv, to_base_env
 from menv.base_env import Ready
 from menv.errors import CallOrderError, ContractError
+from tests.worlds import Alone, Several
 
 
 class Slow(BaseEnv):
@@ -146,51 +147,35 @@ def test_flags_of_agents_alone_are_refused(part: int) -> None:
 # A poll that raises has stepped some copies and not others: the next one says so, and new episodes can begin.
 
 
-AGENTS = ("a", "b")
 LENGTH = 5
 
 
-class Pair(MultiAgentEnv):
-    """Two agents who see the number of the step; what `mischief` does in the second step of the first episode."""
+class Pair(Several):
+    """Two agents; what `mischief` does in the second step of the first episode."""
+
+    length = LENGTH
 
     def __init__(self, mischief: Callable[[], float] | None = None) -> None:
         super().__init__()
-        self.possible_agents = list(AGENTS)
-        self.observation_space = gym.spaces.Box(0.0, 1e3, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
         self.mischief = mischief
-        self.steps = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.steps = 0
-        return dict.fromkeys(AGENTS, np.zeros(1, np.float32)), {}
-
-    def step(self, actions: Any) -> Any:
-        self.steps += 1
-        reward: Any = 1.0
-        if self.mischief is not None and self.steps == 2:
-            mischief, self.mischief = self.mischief, None
-            reward = mischief()
-        obs = dict.fromkeys(AGENTS, np.full(1, self.steps, np.float32))
-        over = {"__all__": self.steps == LENGTH}
-        return obs, dict.fromkeys(AGENTS, reward), over, {"__all__": False}, {}
+    def pay(self, actions: Any) -> Any:
+        return dict.fromkeys(
+            "ab", self.mischief() if self.mischief and (self.episode, self.at) == (0, 2) else 1.0
+        )
 
 
-class Alone(gym.Env[Any, Any]):
+class Single(Alone):
     """The same for one agent."""
 
-    observation_space = gym.spaces.Box(0.0, 1e3, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    length = LENGTH
 
     def __init__(self, mischief: Callable[[], float] | None = None) -> None:
-        self.inner = Pair(mischief)
+        super().__init__()
+        self.mischief = mischief
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return self.inner.reset()[0]["a"], {}
-
-    def step(self, action: Any) -> Any:
-        obs, rewards, terminateds, _, _ = self.inner.step({})
-        return obs["a"], rewards["a"], terminateds["__all__"], False, {}
+    def pay(self, action: Any) -> float:
+        return self.mischief() if self.mischief and (self.episode, self.at) == (0, 2) else 1.0
 
 
 def interrupted() -> float:
@@ -215,7 +200,7 @@ def take_turn(base_env: BaseEnv, told: list[Ready]) -> None:
     base_env.send_actions(ready.slots, [0] * len(ready.slots))
 
 
-@pytest.mark.parametrize("kind", [Pair, Alone])
+@pytest.mark.parametrize("kind", [Pair, Single])
 @pytest.mark.parametrize(("mischief", "error"), MISCHIEF.values(), ids=MISCHIEF)
 def test_a_poll_after_one_that_was_broken_off_asks_for_new_episodes(
     kind: Any, mischief: Any, error: type[BaseException]
@@ -248,7 +233,7 @@ def test_a_poll_after_one_that_was_broken_off_asks_for_new_episodes(
     assert [(episode.env_steps, episode.terminated) for episode in whole] == [(LENGTH, True)] * 3
 
 
-@pytest.mark.parametrize("kind", [Pair, Alone])
+@pytest.mark.parametrize("kind", [Pair, Single])
 def test_a_poll_that_succeeds_is_followed_by_others(kind: Any) -> None:
     envs = [kind() for _ in range(2)]
     base_env = to_base_env(envs[0], make_env=lambda index: envs[index], num_envs=2)

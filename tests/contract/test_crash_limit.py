@@ -7,13 +7,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 
-from menv import ConfigError, EnvCrashError, MultiAgentEnv, VectorEnv
+from menv import EnvCrashError
 from menv.algorithms import PPO
 from menv.errors import EnvFaultWarning, MenvError
+from tests.worlds import Alone, InStep, Several
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
 
@@ -29,41 +28,28 @@ class SecretError(Exception):
         raise TypeError("not for others")
 
 
-class Shaky(gym.Env[Any, Any]):
-    """Episodes of 500 steps; each copy raises in a given step of its first episode, or in its second reset."""
-
-    observation_space = gym.spaces.Box(0.0, 1000.0, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, context: Any = None) -> None:
-        self.settings = dict(context or {})
-        self.resets = self.now = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.resets, self.now = self.resets + 1, 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.now += 1
-        if self.now == self.settings.get("step"):
-            kind = SecretError if self.settings.get("secret") else StuckError
-            raise kind(f"stuck in step {self.now}")
-        return np.full(1, self.now, np.float32), 1.0, self.now == 500, False, {}
+def shake(config: Any, at: int) -> None:
+    """Raise in the step that the config says."""
+    if at == config.get("step"):
+        raise (SecretError if config.get("secret") else StuckError)(f"stuck in step {at}")
 
 
-class ShakyPair(MultiAgentEnv):
-    def __init__(self, context: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.observation_space, self.action_space = Shaky.observation_space, Shaky.action_space
-        self.game = Shaky(context)
+class Shaky(Alone):
+    """Episodes of 500 steps; each copy raises in a given step of its first episode."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return dict.fromkeys("ab", self.game.reset()[0]), {}
+    length = 500
 
-    def step(self, action_dict: Any) -> Any:
-        obs, _, over, _, _ = self.game.step(0)
-        return dict.fromkeys("ab", obs), {"a": 1.0}, {"__all__": over}, {"__all__": False}, {}
+    def pay(self, action: Any) -> float:
+        shake(self.config, self.at)
+        return 1.0
+
+
+class ShakyPair(Several):
+    length = 500
+
+    def pay(self, actions: Any) -> Any:
+        shake(self.config, self.at)
+        return {"a": 1.0}
 
 
 CONFIG: dict[str, Any] = {"rollout_fragment_length": 200, "train_batch_size": 200, "engine": "process"}
@@ -118,14 +104,6 @@ def test_the_limit_is_a_setting(where: Any, tolerated: int, steps: int) -> None:
         train(Shaky, **settings)
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, True, None])
-def test_another_value_is_refused_when_the_algorithm_is_built(value: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"num_consecutive_env_failures_tolerance is .*, expected an integer"
-    ):
-        PPO(env=Shaky, config={"num_consecutive_env_failures_tolerance": value})
-
-
 @pytest.mark.parametrize("where", WHERE[1:], ids=["worker", "remote"])
 def test_what_cannot_be_sent_arrives_as_text(where: Any) -> None:
     with pytest.raises(EnvCrashError) as caught:
@@ -136,27 +114,15 @@ def test_what_cannot_be_sent_arrives_as_text(where: Any) -> None:
     assert "in step\n" in str(cause.__cause__)
 
 
-class ShakyVector(VectorEnv):
-    def __init__(self) -> None:
-        super().__init__(Shaky.observation_space, Shaky.action_space, 2)
-
-    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
-        return [np.zeros(1, np.float32)] * 2, [{}, {}]
-
-    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
-        return np.zeros(1, np.float32), {}
-
+class ShakyVector(InStep):
     def vector_step(self, actions: Any) -> Any:
         raise StuckError("stuck together")
-
-    def get_sub_environments(self) -> Any:
-        return []
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_vectorised_environment_ends_the_run_with_its_first_crash_and_its_cause(workers: int) -> None:
     with pytest.raises(EnvCrashError, match="stuck together") as caught:
-        train(lambda context: ShakyVector(), num_workers=workers)
+        train(lambda context: ShakyVector([Alone(), Alone()]), num_workers=workers)
     assert type(caught.value.__cause__) is StuckError
 
 
@@ -168,7 +134,7 @@ class Mixed(Shaky):
     def __init__(self, context: Any = None) -> None:
         super().__init__(context)
         Mixed.made += 1
-        self.settings["step"] = 30 if Mixed.made % 3 == 0 else 3
+        self.config = {"step": 30 if Mixed.made % 3 == 0 else 3}
 
 
 @pytest.fixture

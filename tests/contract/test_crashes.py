@@ -110,7 +110,7 @@ def test_a_crash_is_told_once_and_the_next_episode_begins_in_the_same_poll(adapt
 def test_one_that_crashed_is_closed_and_made_anew_and_no_other(adapter: Adapter) -> None:
     base_env, worlds = build(adapter)
     created: list[int] = []
-    base_env.on_created = lambda index, env: created.append(index)  # type: ignore[attr-defined]
+    base_env.on_created = lambda index, env: created.append(index)
     run(base_env, POLLS)
     for number, world in enumerate(worlds):
         assert len(world.games) == 1 + len(world.crashes)
@@ -127,39 +127,26 @@ def test_after_a_crash_a_reset_has_a_seed_that_none_before_it_had(adapter: Adapt
     for number, world in enumerate(worlds):
         seeds = [reset["seed"] for reset in world.resets]
         assert len(set(seeds)) == len(seeds) > 2
-        steps = int(base_env.env_steps[number])  # type: ignore[attr-defined]
+        steps = int(base_env.env_steps[number])
         assert set(seeds) <= {reset_seed(3, 5 + number, step) for step in range(steps + 1)}
         # A step or a reset that raises counts as an env step.
         assert steps == world.calls["step"] + len(world.crashes) - world.crashes.count("step")
 
 
 @both_kinds
-def test_the_length_of_an_episode_that_is_lost_is_that_of_the_steps_that_returned(solo: bool) -> None:
+def test_a_lost_episode_counts_the_steps_that_returned_and_is_truncated_and_polls_after_it_are_empty(
+    solo: bool,
+) -> None:
     base_env = together([World(SOLO if solo else TOGETHER, steps=[3])], solo=solo)
-    ends = []
-    for _ in range(4):
-        ready = base_env.poll()
-        ends += ready.episodes
-        answer_as_dicts(base_env, ready)
-    assert [(end.env_steps, end.faulty) for end in ends] == [(2, True)]
-
-
-@both_kinds
-def test_a_poll_after_a_crash_has_nothing_more_to_deliver(solo: bool) -> None:
-    base_env = together([World(SOLO if solo else TOGETHER, steps=[2])], solo=solo)
-    run(base_env, 3)
-    again = base_env.poll()
-    assert [*again.slots, *again.joined, *again.ended, *again.episodes, *again.faults] == []
-
-
-@both_kinds
-def test_the_six_dicts_show_a_lost_episode_as_truncated_and_not_as_terminated(solo: bool) -> None:
-    base_env = together([World(SOLO if solo else TOGETHER, steps=[2])], solo=solo)
-    for _ in range(2):
+    for _ in range(3):
         base_env.send_actions(nested(base_env.poll()))
-    _, _, terminateds, truncateds, _, _ = base_env.poll()
+    ready = base_env.poll()
+    assert [(end.env_steps, end.faulty) for end in ready.episodes] == [(2, True)]
+    _, _, terminateds, truncateds, _, _ = ready
     assert set(terminateds[0].values()) == {False}
     assert set(truncateds[0].values()) == {True}
+    again = base_env.poll()
+    assert [*again.slots, *again.joined, *again.ended, *again.episodes, *again.faults] == []
 
 
 @both_kinds

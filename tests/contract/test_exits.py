@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from menv import to_base_env
-from menv.adapters.vector import VectorEnvs
 from menv.errors import EnvCrashError
 from menv.registry import make_env
 from menv.vector_env import VectorEnv
@@ -74,7 +73,7 @@ def test_one_that_exits_again_and_again_ends_the_run_with_a_line(
 
 def test_a_vectorised_one_that_exits_ends_the_run_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Leaving, "left", 1)
-    base_env = VectorEnvs(VectorEnv.vectorize_gym_envs(existing_envs=[Leaving(SOLO)]))
+    base_env = to_base_env(VectorEnv.vectorize_gym_envs(existing_envs=[Leaving(SOLO)]))
     base_env.send_actions(base_env.poll().slots, [0])
     with pytest.raises(EnvCrashError, match="raised SystemExit: no licence"):
         base_env.poll()

@@ -25,6 +25,7 @@ from tests.contract.adapters import (
     run,
 )
 from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SixDicts, SoloGym, seen
+from tests.worlds import LINE, Alone
 
 copies_adapter = pytest.mark.parametrize("adapter", [*LOCAL_ADAPTERS, *REMOTE_ADAPTERS], ids=name_of)
 OWN_NOW = [adapter for adapter in ALL_ADAPTERS if adapter.kind == "now"]
@@ -280,22 +281,15 @@ def test_steps_without_a_waiting_agent_end_in_an_error_after_a_thousand(done: An
     assert 1000 <= game.step_count <= 1001
 
 
-class Noting(gym.Env[Any, Any]):
+class Noting(Alone):
     """Shows how far it is in one buffer, which is part of a Dict."""
 
-    observation_space = gym.spaces.Dict({"at": gym.spaces.Box(0.0, 9.0, (1,), np.float32)})
-    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Dict({"at": LINE})
 
-    def __init__(self) -> None:
-        self.at = np.zeros(1, np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.at[:] = 0
-        return {"at": self.at}, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.at += 1
-        return {"at": self.at}, 0.0, False, False, {}
+    def see(self) -> Any:
+        self.buffer: Any = getattr(self, "buffer", np.zeros(1, np.float32))
+        self.buffer[:] = self.at
+        return {"at": self.buffer}
 
 
 def test_the_last_observation_of_an_episode_that_try_reset_ends_is_an_element_of_its_space() -> None:

@@ -27,7 +27,6 @@ from menv import (
     check_env,
     to_base_env,
 )
-from menv.adapters.custom import CustomEnvs
 from menv.algorithms import PPO
 
 SEATS = [(world, agent) for world in range(2) for agent in "abc"]
@@ -350,7 +349,7 @@ def test_env_steps_go_on_from_those_of_a_checkpoint(tmp_path: Path) -> None:
     seen: list[list[int]] = []
 
     class Watching(DefaultCallbacks):
-        def on_episode_step(self, *, base_env: CustomEnvs, **kwargs: Any) -> None:
+        def on_episode_step(self, *, base_env: Any, **kwargs: Any) -> None:
             seen.append(base_env._before.tolist())
 
     with PPO(env=Pairs, config=config) as algo:

@@ -9,7 +9,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from pettingzoo import ParallelEnv
 from pettingzoo.utils import parallel_to_aec
 
 from menv import ContractError, MultiAgentEnv, PolicySpec, RandomPolicy, VectorEnv
@@ -20,6 +19,7 @@ from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
 from tests.contract.adapters import Tables
 from tests.contract.scripted import SixDicts
 from tests.worlds import Calling, InStep
+from tests.worlds.pettingzoo import Parallel
 
 STEPS = 5
 OBS = gym.spaces.Box(0.0, 1000.0, (2,), np.float32)
@@ -84,30 +84,6 @@ class Pair(MultiAgentEnv):
         return both, dict.fromkeys(both, reward), {"__all__": over}, {"__all__": False}, {"a": info, "b": {}}
 
 
-class ParallelPair(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # without stubs
-    metadata: dict[str, Any] = {"name": "pair"}  # noqa: RUF012 - as PettingZoo declares it
-
-    def __init__(self, at: int) -> None:
-        self.inner, self.render_mode = Pair(at=at), None
-        self.possible_agents = ["a", "b"]
-
-    def observation_space(self, agent: str) -> Any:
-        return OBS
-
-    def action_space(self, agent: str) -> Any:
-        return ACT
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents = ["a", "b"]
-        return self.inner.reset()
-
-    def step(self, actions: Any) -> Any:
-        obs, rewards, over, _, infos = self.inner.step(actions)
-        flags = dict.fromkeys(obs, over["__all__"])
-        self.agents = [] if over["__all__"] else self.agents
-        return obs, rewards, flags, dict.fromkeys(obs, False), infos
-
-
 class CallingAlone(ExternalEnv):
     def __init__(self, at: int) -> None:
         super().__init__(ACT, OBS)
@@ -135,8 +111,8 @@ KINDS: dict[str, Any] = {
     "vector": lambda at: InStep([Solo(at=at)]),
     **{mode.name: gym_vector(mode) for mode in AutoresetMode},
     "agents": lambda at: Pair(at=at),
-    "parallel": lambda at: ParallelPettingZooEnv(ParallelPair(at)),
-    "aec": lambda at: PettingZooEnv(parallel_to_aec(ParallelPair(at))),
+    "parallel": lambda at: ParallelPettingZooEnv(Parallel(Pair(at=at))),
+    "aec": lambda at: PettingZooEnv(parallel_to_aec(Parallel(Pair(at=at)))),
     "six dicts": lambda at: SixDicts([Pair(at=at)], "now"),
     "later": lambda at: SixDicts([Pair(at=at)], "later"),
     "table": lambda at: Tables(Pair(at=at).to_base_env()),

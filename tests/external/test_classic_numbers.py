@@ -11,7 +11,7 @@ import pytest
 from menv import to_base_env
 from menv.algorithms import DQN, PPO
 from menv.errors import ContractError
-from tests.external.told import Told, ToldTeam, calling, obs, training, until_stopped
+from tests.external.told import Told, ToldTeam, calling, obs, training
 from tests.external.walk import Walk, walk_on
 from tests.worlds import TWO, Alone
 
@@ -65,35 +65,6 @@ def test_episodes_are_cut_at_40_steps_and_go_on() -> None:
     assert steps == (list(range(50)) * 4)[: len(steps)]
     assert len(steps) >= 199
     assert sum(batch["default_policy"]["rewards"].sum() for batch in batches) == len(steps)
-
-
-@pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
-def test_complete_episodes_of_several_callers_are_whole(count_steps_by: str) -> None:
-    env = Told(observation_space=Fifty.observation_space, action_space=Fifty.action_space)
-    multiagent = {"policies": ["default_policy"], "count_steps_by": count_steps_by}
-
-    def play(length: int) -> Any:
-        def episode() -> None:
-            name = env.start_episode()
-            for _ in range(length):
-                env.get_action(name, 0)
-                env.log_returns(name, 1.0)
-            env.end_episode(name, 0)
-
-        return until_stopped(episode)
-
-    config: dict[str, Any] = {
-        "rollout_fragment_length": 30,
-        "batch_mode": "complete_episodes",
-        "multiagent": multiagent,
-    }
-    with training(env, PPO, **config) as algo, calling(play(3), play(7), play(20)):
-        batches = [algo.sample()["default_policy"] for _ in range(5)]
-        algo.stop()
-    for batch in batches:
-        assert set(batch.segments.lengths.tolist()) <= {3, 7, 20}
-        assert batch["terminateds"].sum() == len(batch.segments.lengths)
-        assert batch.count >= 29
 
 
 @pytest.mark.parametrize("action", [3, -1, 1.5, None])

@@ -8,7 +8,7 @@ import gymnasium as gym
 import pytest
 
 from menv.algorithms import DQN, PPO
-from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.errors import CallOrderError, ConfigError
 from tests.external.told import ACTIONS, OBS, ToldTeam, calling, obs, rows, training
 from tests.inside import metrics
 
@@ -101,24 +101,6 @@ def test_an_agent_that_is_done_ends_and_the_others_go_on(given: bool, logs: bool
     last = by_agent(batch, "new_obs")["a"][-1].tolist()
     assert last == ([0.0, 2.0] if given else [0.0, 1.0])
     assert sorted(batch["default_policy"].segments.final_missing.tolist()) == [False, not given]
-
-
-def test_who_is_done_before_it_saw_anything_never_acts() -> None:
-    env = ToldTeam()
-    asked: list[set[Any]] = []
-
-    def play() -> None:
-        episode = env.start_episode()
-        env.log_returns(episode, {"a": 4.0}, multiagent_done_dict={"a": True})
-        asked.append(set(env.get_action(episode, seen("ab", 0))))
-        env.end_episode(episode, seen("b", 1))
-
-    with training(env, DQN, rollout_fragment_length=1) as algo:
-        with calling(play):
-            batch = algo.sample()
-        assert metrics(algo).unclaimed_rewards == 4.0
-    assert asked == [{"b"}]
-    assert steps(batch) == {"b": [0]}
 
 
 def test_a_flag_of_all_is_no_agent() -> None:
@@ -216,20 +198,3 @@ def test_every_agent_that_observes_needs_an_action() -> None:
         env.log_action("x", {}, acts("a"))
     # The refused call has spoilt nothing.
     env.log_action("x", seen("ab", 0), acts("ab"))
-
-
-def test_a_stranger_is_named() -> None:
-    def play(env: Any) -> None:
-        env.start_episode("x")
-        env.get_action("x", seen("a", 0))
-        env.log_returns("x", {"z": 1.0})
-        env.end_episode("x", seen("a", 1))
-
-    env = ToldTeam(
-        play, observation_space=dict.fromkeys("ab", OBS), action_space=dict.fromkeys("ab", ACTIONS)
-    )
-    with (
-        training(env, multiagent=TWO) as algo,
-        pytest.raises(ContractError, match="possible_agents"),
-    ):
-        algo.train()

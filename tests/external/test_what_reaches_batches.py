@@ -19,99 +19,42 @@ def column(batch: Any, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("logs", [False, True], ids=["asks", "logs"])
-def test_rewards_between_two_actions_add_up_and_none_is_zero(logs: bool) -> None:
-    env = Told()
+@pytest.mark.parametrize("truncated", [False, True])
+def test_what_a_caller_says_is_in_the_columns_of_its_step(logs: bool, truncated: bool) -> None:
+    """Rewards add up, an info goes with one observation, and what was handed over may be used again."""
+    env, seen = Told(), obs(0, 0)
+    info: Any = {"n": 0, "all": {"at": np.zeros(1)}}
 
     def play() -> None:
-        env.start_episode("x")
-        paid: Any
-        for step, paid in enumerate([(1.0, 2.0), (), (3, np.float32(0.5), np.array(-1.0)), (4.0,)]):
-            if logs:
-                env.log_action("x", obs(0, step), 0)
-            else:
-                env.get_action("x", obs(0, step))
-            for reward in paid:
-                env.log_returns("x", reward)
-        env.end_episode("x", obs(0, 4))
-
-    with training(env, DQN, rollout_fragment_length=4) as algo, calling(play):
-        assert column(algo.sample(), "rewards") == [3.0, 0.0, 2.5, 4.0]
-
-
-def test_a_reward_before_the_first_observation_joins_the_first_action() -> None:
-    env = Told()
-    with training(env, DQN, rollout_fragment_length=2) as algo:
         env.start_episode("x")
         env.log_returns("x", 5.0)
-        log_steps(env, "x", 0, 2)
-        env.end_episode("x", obs(0, 2))
-        assert column(algo.sample(), "rewards") == [6.0, 2.0]
-
-
-def test_an_info_goes_with_one_observation_and_never_sticks() -> None:
-    env = Told()
-    with training(env, DQN, rollout_fragment_length=5) as algo:
-        env.start_episode("x")
-        told: Any
-        for step, told in enumerate([[{"n": 0}], [], [{"n": 1}, {"n": 2}], [], [{"last": True}]]):
-            env.log_action("x", obs(0, step), 0)
-            for info in told:
-                env.log_returns("x", 1.0, info)
-        env.end_episode("x", obs(0, 5))
-        assert column(algo.sample(), "infos") == [{"n": 0}, {}, {"n": 2}, {}, {"last": True}]
-
-
-def test_the_caller_may_use_its_info_again() -> None:
-    env = Told()
-    info: Any = {"n": 0, "seen": [0], "all": {"at": np.zeros(1)}}
-    with training(env, DQN, rollout_fragment_length=3) as algo:
-        env.start_episode("x")
-        for step in range(3):
-            env.log_action("x", obs(0, step), 0)
-            info["n"] = info["seen"][0] = info["all"]["at"][0] = step
-            env.log_returns("x", 1.0, info)
-        env.end_episode("x", obs(0, 3))
-        found = column(algo.sample(), "infos")
-    assert [(one["n"], one["seen"][0], one["all"]["at"][0]) for one in found] == [(n, n, n) for n in range(3)]
-
-
-@pytest.mark.parametrize("truncated", [False, True])
-def test_the_end_has_its_flag_and_its_own_last_observation(truncated: bool) -> None:
-    env = Told()
-    with training(env, DQN, rollout_fragment_length=3) as algo:
-        env.start_episode("x")
-        log_steps(env, "x", 0, 3)
-        last = obs(0, 77)
-        env.end_episode("x", last, truncated=truncated)
-        batch = algo.sample()
-    assert column(batch, "terminateds") == [False, False, not truncated]
-    assert column(batch, "truncateds") == [False, False, truncated]
-    assert column(batch, "new_obs") == [[0.0, 1.0], [0.0, 2.0], [0.0, 77.0]]
-    assert not batch["default_policy"].segments.final_missing.any()
-
-
-@pytest.mark.parametrize("logs", [False, True], ids=["asks", "logs"])
-def test_the_caller_may_use_its_array_again(logs: bool) -> None:
-    env = Told()
-    seen = obs(0, 0)
-
-    def play() -> None:
-        env.start_episode("x")
-        for step in range(3):
+        paid: Any
+        for step, paid in enumerate([(1.0, 2.0), (), (3, np.float32(0.5), np.array(-1.0)), (4.0,)]):
             seen[1] = step
             if logs:
                 env.log_action("x", seen, 0)
             else:
                 env.get_action("x", seen)
-        seen[1] = 3
-        env.end_episode("x", seen)
+            for reward in paid:
+                info["n"] += 1
+                info["all"]["at"][0] = info["n"]
+                env.log_returns("x", reward, info)
+        seen[1] = 77
+        env.end_episode("x", seen, truncated=truncated)
         seen[1] = 99
 
-    with training(env, DQN, rollout_fragment_length=3) as algo, calling(play):
+    with training(env, DQN, rollout_fragment_length=4) as algo, calling(play):
         time.sleep(0.05)
         batch = algo.sample()
-    assert column(batch, "obs") == [[0.0, 0.0], [0.0, 1.0], [0.0, 2.0]]
-    assert column(batch, "new_obs")[-1] == [0.0, 3.0]
+    # What is paid before the first observation joins the first action.
+    assert column(batch, "rewards") == [8.0, 0.0, 2.5, 4.0]
+    assert column(batch, "obs") == [[0.0, step] for step in range(4)]
+    assert column(batch, "new_obs") == [[0.0, step] for step in (1, 2, 3, 77)]
+    infos = [(one["n"], one["all"]["at"][0]) if one else None for one in column(batch, "infos")]
+    assert infos == [(2, 2), None, (5, 5), (6, 6)]
+    assert column(batch, "terminateds") == [False] * 3 + [not truncated]
+    assert column(batch, "truncateds") == [False] * 3 + [truncated]
+    assert not batch["default_policy"].segments.final_missing.any()
 
 
 def test_nobody_learns_from_an_episode_without_training_and_the_metrics_know_it() -> None:
@@ -127,7 +70,7 @@ def test_nobody_learns_from_an_episode_without_training_and_the_metrics_know_it(
         with calling(play):
             result = algo.train()
         assert result["num_env_steps_sampled"] == 12
-        assert result["num_agent_steps_trained"] == 8
+        assert result["num_agent_steps_trained"] == result["num_env_steps_trained"] == 8
         assert result["episodes_this_iter"] == 3
         assert result["hist_stats"]["episode_reward"] == [10.0, 10.0, 10.0]
 

@@ -71,15 +71,15 @@ class Game:
         env.log_returns(episode, {}, infos)
         while True:
             if game.step_count in logged:
-                actions: Any = dict.fromkeys(game._asked, 1)
+                actions: Any = dict.fromkeys(game.asked, 1)
                 env.log_action(episode, observed, actions)
             else:
                 actions = env.get_action(episode, observed)
             if game.step_count + 1 == lost:
                 env.broker.lose([episode], "it is a test")
                 self.lost.add((game.world, game.episode))
-                game.ended += [game._ended(agent, False, True, None) for agent in sorted(game._alive)]
-                game._alive.clear()
+                game.ended += [game.end_of(agent, False, True, None) for agent in sorted(game.alive)]
+                game.alive.clear()
                 return
             observed, rewards, terminateds, truncateds, infos = game.step(actions)
             over = terminateds.pop(ALL), truncateds.pop(ALL)

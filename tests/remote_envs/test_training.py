@@ -270,21 +270,6 @@ def test_environments_that_take_their_time_step_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"remote_env_batch_wait_ms": -1, **FAR}, "remote_env_batch_wait_ms"),
-        ({"env_timeout": 0, **FAR}, "env_timeout"),
-        ({"env_timeout": 5}, "env_timeout"),
-        ({"remote_worker_envs": "yes"}, "remote_worker_envs"),
-        ({**FAR, "engine": "threads"}, "engine is 'threads'"),
-    ],
-)
-def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        PPO(env=Counting, config={**SMALL, **settings})
-
-
-@pytest.mark.parametrize(
     "place",
     [{"remote_worker_envs": True, "num_envs_per_worker": 2}, {"num_workers": 1, "num_envs_per_worker": 2}],
 )

@@ -14,6 +14,7 @@ from menv.algorithms import PPO
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest
 from menv.sampling.fragment_limit import FragmentLimit
+from tests import inside
 from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, Moment, Script, ScriptedEnv, SoloGym
 from tests.interrupting import raised_at
 from tests.properties.schedules import sampler
@@ -97,7 +98,7 @@ def test_where_episodes_are_as_long_as_fragments_the_batch_mode_does_not_matter(
         with PPO(env=Walk, config=config) as algo:
             for _ in range(STEPS // length):
                 algo.sample()
-            return algo._sampler.digest
+            return inside.sampler(algo).digest
 
     assert digest(mode, length) == digest("truncate_episodes", 60)
 
@@ -160,56 +161,52 @@ def test_the_last_observation_counts_where_a_trajectory_ended_and_nowhere_else(b
     assert digest_of(batch) != before
 
 
-def test_a_last_observation_that_is_missing_is_not_one_that_is_the_same(batch: SampleBatch) -> None:
-    before = digest_of(batch)
+def swap(column: Any) -> None:
+    """Let the first entry change places with one that differs from it."""
+    other = int(np.flatnonzero(column != column[0])[0])
+    column[[0, other]] = column[[other, 0]]
+
+
+def forget_a_final(batch: SampleBatch) -> None:
     batch.segments.final_missing[0] ^= True
-    assert digest_of(batch) != before
 
 
-@pytest.mark.parametrize("name", ["life", "eps_id"])
-def test_lives_that_change_places_change_the_digest(name: str, batch: SampleBatch) -> None:
+def turn_a_zero(batch: SampleBatch) -> None:
+    batch["rewards"][int(np.flatnonzero(batch["rewards"] == 0.0)[0])] = -0.0
+
+
+CHANGES: dict[str, Any] = {
+    "a last observation is missing": forget_a_final,
+    "lives change places": lambda batch: swap(batch.segments.life),
+    "episodes change places": lambda batch: swap(batch.segments.eps_id),
+    "rewards change places": lambda batch: swap(batch["rewards"]),
+    "minus zero": turn_a_zero,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_changes_the_digest(change: str, batch: SampleBatch) -> None:
     before = digest_of(batch)
-    column = getattr(batch.segments, name)
-    first, other = 0, int(np.flatnonzero(column != column[0])[0])
-    column[[first, other]] = column[[other, first]]
+    CHANGES[change](batch)
     assert digest_of(batch) != before
 
 
-def test_rewards_that_change_places_change_the_digest(batch: SampleBatch) -> None:
-    before, rewards = digest_of(batch), batch["rewards"]
-    first, other = 0, int(np.flatnonzero(rewards != rewards[0])[0])
-    rewards[[first, other]] = rewards[[other, first]]
-    assert digest_of(batch) != before
+SIGNS = ([1, 1], [-1, 1], [1, -1], [-1, -1])
 
 
 def test_two_signs_that_are_turned_do_not_make_up_for_each_other(batch: SampleBatch) -> None:
-    """Both changes are one in the highest bit of a word, where a sum of products forgets them."""
-    obs = batch["obs"].astype(np.float64) + 1
-    digests = set()
-    for signs in ([1, 1], [-1, 1], [1, -1], [-1, -1]):
-        turned = obs.copy()
-        turned[3, :2] *= signs
-        batch["obs"] = turned
-        digests.add(digest_of(batch).hex())
-    assert len(digests) == 4
-
-
-def test_a_reward_and_an_action_that_are_turned_do_not_make_up_for_each_other(batch: SampleBatch) -> None:
-    """A mirrored game looks like that; each is one word, and differs in its highest bit."""
-    digests = set()
-    for signs in ([1, 1], [-1, 1], [1, -1], [-1, -1]):
+    """Each changes one word in its highest bit, where a sum of products forgets it; a mirrored game looks like that."""
+    seen, in_obs, in_pay = batch["obs"].astype(np.float64) + 1, set(), set()
+    for signs in SIGNS:
+        batch["obs"] = seen.copy()
+        batch["obs"][3, :2] *= signs
+        in_obs.add(digest_of(batch).hex())
+    for signs in SIGNS:
         actions, rewards = np.full((2, batch.count), 0.5)
         actions[3], rewards[3] = signs
         batch["actions"], batch["rewards"] = actions, rewards
-        digests.add(digest_of(batch).hex())
-    assert len(digests) == 4
-
-
-def test_zero_and_minus_zero_differ(batch: SampleBatch) -> None:
-    batch["rewards"][:] = 0.0
-    before = digest_of(batch)
-    batch["rewards"][4] = -0.0
-    assert digest_of(batch) != before
+        in_pay.add(digest_of(batch).hex())
+    assert len(in_obs) == len(in_pay) == 4
 
 
 def test_rows_count_once_each_in_any_order_and_any_pieces(batch: SampleBatch) -> None:

@@ -26,6 +26,7 @@ from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SixDicts, SoloGym, seen
+from tests.inside import base_env
 from tests.sampling.reference_envs import RoundRobin, Together
 from tests.worlds import Alone
 
@@ -328,7 +329,7 @@ def test_memory_stays_flat_over_a_hundred_thousand_lives(new_ids: bool) -> None:
             result = algo.train()
         gc.collect()
         grown = (sys.getallocatedblocks() - blocks) / (Mayflies.born - born)
-        seats = len(algo._base_env._allocator.seats)  # type: ignore[attr-defined]
+        seats = len(base_env(algo)._allocator.seats)
         assert result["policy_reward_mean"] == {
             "queen": EPISODE,
             "fly": 2.0 if new_ids else pytest.approx(2.0 * EPISODE / 2),

@@ -51,103 +51,6 @@ def column(batch: SampleBatch, name: str) -> list[Any]:
     return values
 
 
-def test_a_row_earns_what_comes_in_with_the_next_one_and_the_last_what_comes_with_the_end() -> None:
-    play = Play()
-    play.join(0)
-    for reward in (0.0, 1.0, 2.0):
-        play.rows([0], [reward])
-    play.end(0, 4.0, final=9.0)
-    batch = play.only()
-    assert column(batch, "obs") == [0, 1, 2]
-    assert column(batch, "new_obs") == [1, 2, 9]
-    assert column(batch, "actions") == [100, 101, 102]
-    assert column(batch, "rewards") == [1, 2, 4]
-    assert column(batch, "terminateds") == [False, False, True]
-    assert column(batch, "truncateds") == [False] * 3
-    assert column(batch, "t") == [0, 1, 2]
-    assert column(batch, "prev_actions") == [0, 100, 101]
-    assert column(batch, "prev_rewards") == [0, 1, 2]
-    assert not batch.segments.final_missing.any()
-
-
-def test_what_comes_in_with_the_first_row_joins_the_first_action() -> None:
-    play = Play()
-    play.join(0)
-    play.rows([0], [5.0])
-    play.rows([0], [1.0])
-    play.end(0, 0.0)
-    assert column(play.only(), "rewards") == [6, 0]
-
-
-def test_rows_of_many_agents_are_sorted_into_trajectories() -> None:
-    play = Play()
-    for slot in (0, 1, 2):
-        play.join(slot)
-    play.rows([0, 1, 2], [0, 0, 0])
-    play.rows([2, 0], [3, 1])
-    play.end(0, 10, terminated=False)
-    play.end(1, 20)
-    play.end(2, 30)
-    batch = play.only()
-    assert column(batch, "obs") == [0, 4, 1, 2, 3]
-    assert column(batch, "rewards") == [1, 10, 20, 3, 30]
-    assert column(batch, "agent_index") == [0, 0, 1, 2, 2]
-    assert column(batch, "terminateds") == [False, False, True, False, True]
-    assert column(batch, "truncateds") == [False, True, False, False, False]
-    assert batch.segments.lengths.tolist() == [2, 1, 2]
-
-
-def test_without_a_final_observation_the_last_one_is_repeated_and_marked() -> None:
-    play = Play()
-    for slot in (0, 1):
-        play.join(slot)
-    play.rows([0, 1], [0, 0])
-    play.end(0, 0, final=None)
-    play.end(1, 0, final=7.0)
-    batch = play.only()
-    assert column(batch, "new_obs") == [0, 7]
-    assert batch.segments.final_missing.tolist() == [True, False]
-
-
-def test_two_lives_on_one_slot_are_two_trajectories() -> None:
-    play = Play()
-    play.join(0, episode=1)
-    play.rows([0], [0.0])
-    play.rows([0], [1.0])
-    play.end(0, 2.0, final=50.0)
-    play.join(0, episode=2)
-    play.rows([0], [3.0])
-    play.rows([0], [4.0])
-    play.end(0, 5.0, final=60.0)
-    batch = play.only()
-    assert column(batch, "rewards") == [1, 2, 7, 5]
-    assert column(batch, "new_obs") == [1, 50, 3, 60]
-    assert column(batch, "eps_id") == [1, 1, 2, 2]
-    assert column(batch, "t") == [0, 1, 0, 1]
-    assert len(set(batch.segments.unroll_id.tolist())) == 2
-
-
-def test_a_row_without_a_successor_is_held_over_the_cut() -> None:
-    play = Play()
-    play.join(0)
-    play.rows([0], [0.0])
-    play.rows([0], [1.0])
-    first = play.only()
-    assert column(first, "obs") == [0]
-    assert column(first, "rewards") == [1]
-    assert column(first, "new_obs") == [1]
-    play.rows([0], [2.0])
-    play.end(0, 3.0, final=9.0)
-    second = play.only()
-    assert column(second, "obs") == [1, 2]
-    assert column(second, "rewards") == [2, 3]
-    assert column(second, "t") == [1, 2]
-    assert column(second, "prev_actions") == [100, 101]
-    assert column(second, "prev_rewards") == [1, 2]
-    assert set(column(second, "unroll_id")).isdisjoint(column(first, "unroll_id"))
-    assert play.close() == {}
-
-
 def test_a_first_row_that_is_no_step_is_not_released_and_its_action_is_no_previous_one() -> None:
     play = Play()
     play.buffer.start_all([[0], [0], [True], [0], [0], [3], [0], ["agent0"]], -1)
@@ -163,81 +66,10 @@ def test_a_first_row_that_is_no_step_is_not_released_and_its_action_is_no_previo
     assert column(batch, "prev_rewards") == [0, 1]
 
 
-def test_a_first_rows_income_is_held_with_it_and_counted_once() -> None:
-    play = Play()
-    play.join(0)
-    play.rows([0], [5.0])
-    assert play.close() == {}
-    assert play.buffer.held_rewards() == 5.0
-    assert play.close() == {}
-    assert play.buffer.held_rewards() == 5.0
-    play.rows([0], [2.0])
-    assert column(play.only(), "rewards") == [7]
-    assert play.buffer.held_rewards() == 0.0
-
-
-def test_rows_that_wait_for_an_answer_are_found_after_the_cut() -> None:
-    play = Play()
-    for slot in (0, 1, 2):
-        play.join(slot)
-    play.rows([2], [0.0])
-    waiting = play.rows([0, 1], [0.0, 0.0], answer=False)
-    play.close()
-    moved = play.buffer.moved(waiting)
-    play.buffer.set_actions(moved, np.array([7, 8]))
-    for slot in (0, 1, 2):
-        play.end(slot, float(slot))
-    batch = play.only()
-    # In each sub-environment whoever observed first comes first, whatever the slots.
-    assert column(batch, "obs") == [0, 1, 2]
-    assert column(batch, "actions") == [100, 7, 8]
-    assert column(batch, "rewards") == [2, 0, 1]
-
-
 def told(play: Play, slots: list[int], infos: list[dict[str, int]] | None) -> None:
     """Write rows that came in with info dicts."""
     play.rows(slots, [0.0] * len(slots))
     play.buffer.add_infos(infos, None)
-
-
-def test_an_info_belongs_to_the_action_before_it() -> None:
-    play = Play()
-    for slot in (0, 1):
-        play.join(slot)
-    told(play, [0, 1], [{"reset": 0}, {"reset": 1}])
-    told(play, [1, 0], [{"step": 1}, {"step": 0}])
-    told(play, [0], None)
-    play.buffer.end(End(0, 3, "agent0", 0.0, True, False, None, {"end": 0}))
-    batch = play.only()
-    assert column(batch, "agent_index") == [0, 0, 0, 1]
-    assert batch["infos"].tolist() == [{"step": 0}, {}, {"end": 0}, {"step": 1}]
-
-
-def test_a_held_row_gets_the_info_that_comes_after_the_cut() -> None:
-    play = Play()
-    play.join(0)
-    told(play, [0], [{"at": 0}])
-    told(play, [0], [{"at": 1}])
-    first = play.only()
-    told(play, [0], [{"at": 2}])
-    second = play.only()
-    play.buffer.end(End(0, 3, "agent0", 0.0, True, False, None, {"at": 3}))
-    third = play.only()
-    assert [batch["infos"].tolist() for batch in (first, second, third)] == [
-        [{"at": 1}],
-        [{"at": 2}],
-        [{"at": 3}],
-    ]
-
-
-def test_rows_find_their_infos_among_those_of_a_whole_poll() -> None:
-    play = Play()
-    for slot in (0, 1):
-        play.join(slot)
-    play.rows([0, 1], [0, 0])
-    play.rows([1, 0], [0, 0])
-    play.buffer.add_infos([{"of": "another"}, {"of": 0}, {"of": 1}], np.array([2, 1]))
-    assert play.only()["infos"].tolist() == [{"of": 0}, {"of": 1}]
 
 
 def test_a_sequence_of_infos_is_read_when_somebody_asks_and_once() -> None:
@@ -287,17 +119,6 @@ def test_infos_live_as_long_as_a_batch_that_can_ask_for_them() -> None:
     assert part["infos"][0] is watched[1]() is not None
     del part
     assert [reference() for reference in watched] == [None] * 3
-
-
-def test_each_policy_gets_its_own_rows() -> None:
-    play = Play()
-    for slot in range(4):
-        play.join(slot, policy=slot % 2)
-    play.rows([3, 2, 1, 0], [0] * 4)
-    for slot in range(4):
-        play.end(slot, slot)
-    batches = play.close()
-    assert {policy: column(batch, "rewards") for policy, batch in batches.items()} == {0: [2, 0], 1: [3, 1]}
 
 
 def test_trajectories_are_sorted_by_sub_environment_and_there_by_their_first_rows() -> None:

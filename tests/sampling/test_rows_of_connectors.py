@@ -13,25 +13,25 @@ from menv.algorithms import PPO
 from menv.connectors import AgentConnector, AgentConnectorDataType, register_connector
 from menv.errors import ContractError
 from menv.sample_batch import SampleBatch
+from tests.worlds import Alone
 
 PIXELS = gym.spaces.Box(0, 255, (4, 4, 1), np.uint8)
 NUMBERS = gym.spaces.Box(-1, 1, (3,), np.float32)
 
 
-class Seen(gym.Env[Any, Any]):
-    action_space = gym.spaces.Discrete(3)
+class Seen(Alone):
+    length = 5
 
     def __init__(self, context: Any) -> None:
+        super().__init__(context)
         self.observation_space = context["space"]
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.observation_space.seed(seed)
-        self.steps = 0
-        return self.observation_space.sample(), {}
+    def see(self) -> Any:
+        return self.observation_space.sample()
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        return self.observation_space.sample(), 0.0, self.steps == 5, False, {}
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.observation_space.seed(seed)
+        return super().reset(seed=seed)
 
 
 class Scaled(AgentConnector):

@@ -14,7 +14,7 @@ import pytest
 
 from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
-from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning
+from menv.errors import CallOrderError, EnvCrashError, EnvFaultWarning
 from tests.engines.processes import lives
 from tests.workers.crews import PLAYERS, ROADS, Counting, Dying, Raising, running, same, weights_of
 
@@ -306,35 +306,6 @@ def test_what_was_begun_is_saved_with_the_run_and_forgotten_after_an_error(tmp_p
         assert algo.train()["evaluation"]["episodes_this_iter"] == 10
     with PPO.from_checkpoint(tmp_path / "run", config={"callbacks": None}) as algo:
         assert algo.train()["evaluation"]["episodes_total"] == 10
-
-
-def test_playing_beside_training_needs_workers() -> None:
-    with pytest.raises(ConfigError, match="evaluation_parallel_to_training"):
-        PPO(env="CartPole-v1", config={"evaluation_parallel_to_training": True})
-
-
-@pytest.mark.parametrize("wrong", [-1, True, "2", 1.5])
-def test_numbers_that_are_none_are_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="evaluation_num_workers"):
-        PPO(env="CartPole-v1", config={"evaluation_num_workers": wrong})
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"evaluation_num_workers": 0},
-        {"evaluation_interval": 2},
-        {"evaluation_parallel_to_training": True},
-        {"always_attach_evaluation_results": True},
-    ],
-)
-def test_when_evaluations_are_and_who_plays_is_no_setting_of_their_own(own: dict[str, Any]) -> None:
-    settings = {"evaluation_num_workers": 1, "evaluation_interval": 1, "engine": "process"}
-    (key,) = own
-    with pytest.raises(ConfigError, match=rf"evaluation_config: {key}"):
-        PPO(env="CartPole-v1", config={**settings, "evaluation_config": own})
-    # Who puts something over a copy of all settings says nothing new.
-    PPO(env="CartPole-v1", config={**settings, "evaluation_config": {**settings, "explore": False}}).stop()
 
 
 @pytest.mark.slow

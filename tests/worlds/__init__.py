@@ -120,7 +120,9 @@ class Calling(ExternalMultiAgentEnv):
     """Plays `game` and asks for each action."""
 
     def __init__(self, game: Any) -> None:
-        super().__init__(game.action_space, game.observation_space)
+        super().__init__(
+            game.action_spaces or game.action_space, game.observation_spaces or game.observation_space
+        )
         self.possible_agents = game.possible_agents
         self.game = game
 

@@ -218,7 +218,7 @@ class PolicySet(PolicyView):
             for done in changed:
                 self.policies[done].set_weights(before[done])
             own = weights_of(self.policies[policy_id])
-            other_shapes = any(np.shape(by_name.get(name, 0)) != np.shape(one) for name, one in own.items())
+            other_shapes = any(_shape(by_name.get(name, 0)) != np.shape(one) for name, one in own.items())
             if (
                 isinstance(error, ConfigError)
                 and other_shapes
@@ -350,3 +350,11 @@ def _policy_of(
         policy.config = SpecConfig(spec.config or {}, configs[policy_id])
     policy.explore = configs[policy_id].explore
     return policy
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Return the shape of an array, of a tensor that numpy cannot read, or of lists of any lengths."""
+    found: tuple[int, ...] = tuple(
+        value.shape if hasattr(value, "shape") else np.asarray(value, object).shape
+    )
+    return found
