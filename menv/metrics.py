@@ -57,32 +57,33 @@ class EpisodeSummary(NamedTuple):
     when: When = AS_THEY_COME
 
 
-def _as_plain(record: EpisodeSummary) -> list[Any]:
-    """Return a record's fields as plain values; agent ids that are not plain are dropped."""
-    rewards, others = dict(record.rewards), list(record.others)
-    if not is_plain(rewards):
+@dataclass
+class MetricsState:
+    """What the next summaries depend on, except `episode_media`; a sum of rewards is a numerator and a denominator."""
+
+    window: list[EpisodeSummary]
+    faulty_total: int
+    first_fault: str | None
+    unclaimed_rewards: tuple[int, int]
+    episodes_total: int
+    episodes_not_resumed: int
+    decided: bool
+
+    def __post_init__(self) -> None:
+        # A denominator of 0 is refused before anything changes.
+        Fraction(*self.unclaimed_rewards)
+
+
+def _storable(record: EpisodeSummary) -> EpisodeSummary:
+    """Return a record with Python's numbers, and without agent ids that are no plain values."""
+    rewards, others = _floats(record.rewards), [(policy, float(reward)) for policy, reward in record.others]
+    members = {group: _floats(by_member) for group, by_member in record.members.items()}
+    if not is_plain([rewards, members]):
         others += [(policy, reward) for (_, policy), reward in rewards.items()]
-        rewards = {}
-    members = {group: dict(by_member) for group, by_member in record.members.items()}
-    custom = _floats(record.custom_metrics)
-    hist = {name: [float(value) for value in values] for name, values in record.hist_data.items()}
-    members = members if is_plain(members) else {}
-    return [
-        float(record.total_reward), int(record.length), rewards, others, members, custom, hist, list(record.when),
-    ]  # fmt: skip
-
-
-def _from_plain(fields: Sequence[Any]) -> EpisodeSummary:
-    total, length, rewards, others, members, custom, hist, (steps, index) = fields
+        rewards, members = {}, {}
+    total, length, custom = float(record.total_reward), int(record.length), dict(record.custom_metrics)
     return EpisodeSummary(
-        float(total),
-        int(length),
-        {(agent, policy): float(reward) for (agent, policy), reward in rewards.items()},
-        [(policy, float(reward)) for policy, reward in others],
-        {group: _floats(by_member) for group, by_member in members.items()},
-        _floats(custom),
-        {name: [float(value) for value in values] for name, values in hist.items()},
-        (steps, index),
+        total, length, rewards, others, members, custom, dict(record.hist_data), record.when
     )
 
 
@@ -180,12 +181,12 @@ class Metrics:
         if extras:
             members = extras.get("member_rewards", _NOTHING)
             custom = {
-                name: _number("custom_metrics", name, value)
+                name: _number(f"episode.custom_metrics[{name!r}]", value)
                 for name, value in extras.get("custom_metrics", _NOTHING).items()
             }
             # Their names are keys of a result, which is to be JSON.
             hist = {
-                f"{name}": _numbers("hist_data", name, values)
+                f"{name}": _numbers(f"episode.hist_data[{name!r}]", values)
                 for name, values in extras.get("hist_data", _NOTHING).items()
             }
             if "media" in extras:
@@ -329,35 +330,28 @@ class Metrics:
             return {}
         return {one: {other: shares(row) for other, row in rows.items()} for one, rows in counts.items()}
 
-    def state(self) -> dict[str, Any]:
-        """Return what the next summaries depend on, except `episode_media`, as a plain tree."""
-        return {
-            "before": [_as_plain(record) for record in self._before],
-            "new": [_as_plain(record) for record in self.finished()],
-            "new_count": self._new_count,
-            "new_faulty": self._new_faulty,
-            "faulty_total": self._faulty_total,
-            "first_fault": self._first_fault,
-            "unclaimed_rewards": str(self._unclaimed),
-            "episodes_total": self.episodes_total,
-            "episodes_not_resumed": self.episodes_not_resumed,
-            "decided": self._decided,
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        for window, records in ((self._before, state["before"]), (self._new, state["new"])):
-            window.clear()
-            window.extend(map(_from_plain, records))
-        self._media.clear()
-        self._new_count, self._new_faulty = int(state["new_count"]), int(state["new_faulty"])
-        self._faulty_total, self._first_fault = int(state["faulty_total"]), state["first_fault"]
-        self._unclaimed, self.episodes_total = (
-            _exact(state["unclaimed_rewards"]),
-            int(state["episodes_total"]),
+    def state(self) -> MetricsState:
+        """Return what the next summaries depend on; episodes of an iteration under way are in its window."""
+        episodes = [*self._before, *self.finished()]
+        return MetricsState(
+            list(map(_storable, episodes[max(0, len(episodes) - self._window) :])),
+            self._faulty_total,
+            self._first_fault,
+            self._unclaimed.as_integer_ratio(),
+            self.episodes_total,
+            self.episodes_not_resumed,
+            self._decided,
         )
-        self.episodes_not_resumed = int(state["episodes_not_resumed"])
-        self._decided = bool(state.get("decided"))
+
+    def set_state(self, state: MetricsState) -> None:
+        """Restore what `state` returned."""
+        self._forget_new()
+        self._before.clear()
+        self._before.extend(state.window)
+        self._faulty_total, self._first_fault = state.faulty_total, state.first_fault
+        self._unclaimed = Fraction(*state.unclaimed_rewards)
+        self.episodes_total, self.episodes_not_resumed = state.episodes_total, state.episodes_not_resumed
+        self._decided = state.decided
 
     def _forget_new(self) -> None:
         self._media.clear()
@@ -367,11 +361,6 @@ class Metrics:
     def finished(self) -> list[EpisodeSummary]:
         """Return the episodes of this iteration in the order in which they ended."""
         return sorted(self._new, key=attrgetter("when"))
-
-
-def _exact(text: str) -> Fraction:
-    # Fraction itself would also read "1e999999999", which takes for ever.
-    return Fraction(*map(int, text.split("/")))
 
 
 def _apart(episodes: Sequence[EpisodeSummary]) -> tuple[Returns, Returns, Returns]:
@@ -436,35 +425,28 @@ def _mean(values: Sequence[float]) -> float | None:
     return total / len(values) if math.isfinite(total) else sum(value / len(values) for value in values)
 
 
-def _number(where: str, name: str, value: Any) -> float:
+def _number(where: str, value: Any) -> float:
     """Return a custom metric as a float; NaN means that the episode has none."""
     try:
         number = float(value)
-    except OverflowError:
-        raise ContractError(
-            f"episode.{where}[{name!r}]: more than a float64 holds, expected a smaller number; scale it"
-        ) from None
-    except (TypeError, ValueError):
-        hint = "lists of numbers belong into hist_data, anything else into media"
-        raise ContractError(
-            f"episode.{where}[{name!r}]: {type(value).__name__}, expected a number; {hint}"
-        ) from None
-    if math.isinf(number):
-        raise ContractError(
-            f"episode.{where}[{name!r}]: {number}, expected a finite number, or NaN where there is none; leave it out "
-            "of such an episode"
-        )
-    return number
+        if not math.isinf(number):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    shown = value if isinstance(value, float) else type(value).__name__
+    raise ContractError(
+        f"{where}: {shown}, expected a finite number, or NaN where there is none; put lists of numbers into hist_data, "
+        "anything else into media"
+    )
 
 
-def _numbers(where: str, name: str, values: Any) -> list[float]:
+def _numbers(where: str, values: Any) -> list[float]:
     """Return the entries of `hist_data` without NaN."""
     if not isinstance(values, Iterable) or isinstance(values, Mapping | str):
         raise ContractError(
-            f"episode.{where}[{name!r}]: {type(values).__name__}, expected a list of numbers; append to a list, or put "
-            "a single number into custom_metrics"
+            f"{where}: {type(values).__name__}, expected a list of numbers; put a single number into custom_metrics"
         )
-    numbers = [_number(where, name, value) for value in values]
+    numbers = [_number(where, value) for value in values]
     return [number for number in numbers if not math.isnan(number)]
 
 

@@ -145,10 +145,10 @@ def test_episodes_are_summed_up_in_the_order_in_which_they_ended_whoever_told_of
     metrics.record(first, (5, 0))
     kept = Metrics(window=2)
     kept.set_state(metrics.state())
-    for own in (metrics, kept):
+    for own, count in ((metrics, 5), (kept, 2)):
         summary = own.summary()
-        assert summary["hist_stats"]["episode_reward"] == [1.0, 2.0, 3.0, 4.0, 5.0]
-        assert summary["hist_stats"]["episode_lengths"] == [1, 2, 3, 4, 5]
+        assert summary["hist_stats"]["episode_reward"] == [1.0, 2.0, 3.0, 4.0, 5.0][-count:]
+        assert summary["hist_stats"]["episode_lengths"] == [1, 2, 3, 4, 5][-count:]
         assert summary["episode_media"] == ({"video": ["first", "fourth"]} if own is metrics else {})
         own.record_many("p", [6.0], [6])
         assert own.summary()["hist_stats"]["episode_reward"] == [5.0, 6.0]
@@ -233,31 +233,15 @@ def test_own_numbers_and_lists_reach_the_result() -> None:
     assert summary["hist_stats"]["stops"] == [1.0, 0.0, 3.0, 0.0]
 
 
-@pytest.mark.parametrize("value", [None, "won", [1.0, 2.0]])
-def test_a_custom_metric_that_is_no_number_is_named_with_the_episode_that_has_it(value: Any) -> None:
+@pytest.mark.parametrize(("name", "value"), [
+    *(("custom_metrics", value) for value in (None, "won", [1.0, 2.0], 10**400, float("inf"), np.float32(-np.inf))),
+    *(("hist_data", value) for value in (1.0, ["won"], {0: 1.0}, "12", [1.0, float("inf")])),
+])  # fmt: skip
+def test_what_is_no_finite_number_is_named(name: str, value: Any) -> None:
     one = episode({("a", "p"): 0.0})
-    one.custom_metrics["speed"] = value
-    with pytest.raises(
-        ContractError, match=r"episode\.custom_metrics\['speed'\]: \w+, expected a number; lists"
-    ):
+    getattr(one, name)["speed"] = value
+    with pytest.raises(ContractError, match=rf"^episode\.{name}\['speed'\]: "):
         Metrics().record(one)
-
-
-def test_a_custom_metric_that_no_float_holds_is_named() -> None:
-    one = episode({("a", "p"): 0.0})
-    one.custom_metrics["speed"] = 10**400
-    with pytest.raises(
-        ContractError, match=r"metrics\['speed'\]: more than a float64 holds, expected .* scale"
-    ):
-        Metrics().record(one)
-
-
-def test_hist_data_that_is_no_list_of_numbers_is_named() -> None:
-    for value in (1.0, ["won"], {0: 1.0}, "12"):
-        one = episode({("a", "p"): 0.0})
-        one.hist_data["stops"] = value  # type: ignore[assignment]
-        with pytest.raises(ContractError, match=r"episode\.hist_data\['stops'\]: \w+, expected a"):
-            Metrics().record(one)
 
 
 def test_a_custom_metric_of_nan_says_that_an_episode_has_none() -> None:
@@ -271,17 +255,6 @@ def test_a_custom_metric_of_nan_says_that_an_episode_has_none() -> None:
         "speed_mean": 2.0, "speed_min": 1.0, "speed_max": 3.0,
         "height_mean": None, "height_min": None, "height_max": None,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("value", [float("inf"), np.float32(-np.inf)])
-def test_infinite_numbers_of_a_users_own_are_named(value: Any) -> None:
-    for name, own in (("custom_metrics", value), ("hist_data", [1.0, value])):
-        one = episode({("a", "p"): 1.0})
-        getattr(one, name)["speed"] = own
-        with pytest.raises(
-            ContractError, match=rf"^episode\.{name}\['speed'\]: -?inf, expected a finite number, or NaN"
-        ):
-            Metrics().record(one)
 
 
 def test_a_result_is_json_whatever_names_and_numbers_callbacks_give() -> None:

@@ -116,7 +116,7 @@ def export(arguments: Sequence[str], program: str) -> int:
         )
     with writing("export", f"policies in {target}"):
         for policy_id in found if args.policy is None else [args.policy]:
-            folder = entries[policy_id]["folder"]
+            folder = entries[policy_id]
             policy_bundle.copy_folder(
                 checkpoint / POLICIES / folder, target if args.policy is not None else target / folder
             )

@@ -20,10 +20,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -31,7 +33,7 @@ from menv.errors import ConfigError, UnknownNameError
 from menv.inference import policy_bundle
 from menv.inference.network_policy import NetworkPolicy
 from menv.inference.policy_bundle import ExportCache, read_policy, write_policy
-from menv.plain_files import MOST_BYTES, folder_given, inside, opened, read, writing
+from menv.plain_files import MOST_BYTES, folder_given, inside, opened, read, replacing, writing
 from menv.policy import Policy
 from menv.policy_spec import ids_given
 from menv.redaction import without_secrets
@@ -48,13 +50,29 @@ RUN_CHECKPOINTS = "checkpoints"
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 _NUMBER = re.compile(r"\d{6,18}")
-_DRAFT = re.compile(r"\.(writing|replaced|removed)-\d{6,18}-[0-9a-f]{8}|\.latest-[0-9a-f]{8}")
-_FILE = re.compile(r"[a-z_]{1,40}\.(json|safetensors)")
-_MOST_FILES = 16
 _MOST_JSON, _MOST_VALUES = MOST_BYTES, 1 << 21
 """Bytes of a JSON file, and values in it; `save` refuses more."""
 _MOST_IN_MANIFEST, _MOST_NAME = 1 << 19, 1 << 10
 _LONGEST_SAVE = 3600
+
+
+class _File(msgspec.Struct):
+    bytes: int
+    sha256: str
+
+
+_FileName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z_]{1,40}\.(json|safetensors)$")]
+_Folder: TypeAlias = Annotated[str, Meta(pattern=r"^(?!\.{1,2}$)[^/\\\x00-\x1f]+$")]
+
+
+class _Manifest(msgspec.Struct):
+    """The entries of a manifest whose form matters before anything else is read."""
+
+    format: int
+    files: Annotated[dict[_FileName, _File], Meta(max_length=16)]
+    menv_version: str = ""
+    policies: dict[str, _Folder] = {}
+    policies_left_out: dict[str, str] = {}
 
 
 def check_root(root: Path) -> None:
@@ -109,17 +127,17 @@ def _written(
         os.replace(target, replaced)
     os.replace(folder, target)
     policy_bundle.sync(root)
-    draft = root / f".latest-{tag}"
-    draft.write_text(f"{name}\n", "ascii")
-    policy_bundle.sync(draft)
-    os.replace(draft, root / LATEST)
+    with replacing(root / LATEST) as draft:
+        draft.write_text(f"{name}\n", "ascii")
+        policy_bundle.sync(draft)
     policy_bundle.sync(root)
-    # Also what a process left that was killed while it wrote, but not what one writes now.
-    for path in (replaced, *root.glob(".*")):
+    # Also what killed processes left, but not what one writes now.
+    for path in root.glob(".writing-*"):
         with suppress(OSError):
-            old = _DRAFT.fullmatch(path.name) and time.time() - path.lstat().st_mtime > _LONGEST_SAVE
-            if old or path == replaced:
-                _remove(path)
+            if time.time() - path.stat().st_mtime > _LONGEST_SAVE:
+                shutil.rmtree(path)
+    with suppress(OSError):
+        _remove(replaced)
     return target
 
 
@@ -238,17 +256,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     text = read(path)
     try:
         manifest = read_json(text, _MOST_IN_MANIFEST)
-        if not isinstance(manifest, dict):
-            raise TypeError
-        changed = _manifest_text({key: manifest[key] for key in manifest if key != "sha256"}).encode() != text
-    except (ValueError, TypeError, RecursionError) as error:
+        known = msgspec.convert(manifest, _Manifest)
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, _why(error)) from error
-    if isinstance(manifest.get("format"), int) and manifest["format"] > FORMAT:
+    if known.format > FORMAT:
         raise ConfigError(
-            f"{path}: format {manifest['format']}, expected at most {FORMAT}; it was written by menv "
-            f"{str(manifest.get('menv_version'))[:40]}, load it with that or a later one"
+            f"{path}: format {known.format}, expected at most {FORMAT}; it was written by menv "
+            f"{known.menv_version[:40]}, load it with that or a later one"
         )
-    if changed or not _lists_files(manifest.get("files")):
+    if _manifest_text({key: manifest[key] for key in manifest if key != "sha256"}).encode() != text:
         raise _damaged(path, "changed bytes")
     return dict(manifest)
 
@@ -278,7 +294,7 @@ def _read(path: Path) -> Any:
 
 
 def _why(error: Exception) -> str:
-    return f"{error!s:.80}" if type(error) is ValueError else type(error).__name__
+    return f"{error!s:.200}" if isinstance(error, ValueError) else type(error).__name__
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
@@ -295,22 +311,9 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
     path.chmod(mode)
 
 
-def _lists_files(files: Any) -> bool:
-    few = isinstance(files, dict) and len(files) <= _MOST_FILES
-    return few and all(
-        _FILE.fullmatch(name) and isinstance(entry, dict) and {"bytes", "sha256"} <= entry.keys()
-        for name, entry in files.items()
-    )
-
-
 def _manifest_text(manifest: Mapping[str, Any]) -> str:
-    text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False)
-    return json.dumps(
-        {**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()},
-        indent=1,
-        sort_keys=True,
-        allow_nan=False,
-    )
+    write = partial(json.dumps, indent=1, sort_keys=True, allow_nan=False)
+    return write({**manifest, "sha256": hashlib.sha256(write(manifest).encode()).hexdigest()})
 
 
 def _damaged(path: Path, what: str) -> ConfigError:
@@ -367,8 +370,6 @@ POLICIES, LEFT_OUT = "policies", "policies_left_out"
 """Entries of a checkpoint's manifest; the first is also the folder of the policies."""
 
 _MOST_WHY = 500
-_DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)\d)(\.|$)")
-"""Device names of Windows, whatever comes after the dot; checkpoints may be copied there."""
 
 
 def write_policies(
@@ -396,7 +397,7 @@ def write_policies(
             # The run has its own state: a policy that cannot be exported must not prevent saving.
             left_out[policy_id] = _why_not_loadable(error)
         else:
-            found[policy_id] = {"folder": name, "sha256": _hash(home / name)}
+            found[policy_id] = name
     return {POLICIES: found, LEFT_OUT: left_out}
 
 
@@ -432,13 +433,7 @@ def _side_by_side(path: Path) -> dict[str, Path]:
 def _of_checkpoint(folder: Path, chosen: list[str] | None) -> dict[str, Policy]:
     """Return policies of a training checkpoint."""
     manifest = read_manifest(folder)
-    where = folder / MANIFEST
-    found: Any = manifest.get(POLICIES)
-    left_out = manifest.get(LEFT_OUT)
-    if not _lists_policies(found) or not isinstance(left_out, dict):
-        raise ConfigError(
-            f"{where}: {POLICIES!r} does not list policies, expected what save wrote; save again"
-        )
+    found, left_out = manifest[POLICIES], manifest[LEFT_OUT]
     for name in chosen or ([] if found else left_out):
         if name in left_out:
             raise ConfigError(
@@ -446,19 +441,7 @@ def _of_checkpoint(folder: Path, chosen: list[str] | None) -> dict[str, Policy]:
                 f"{sorted(found)[:20]}"
             )
     names = _chosen(folder, chosen, found)
-    return {name: _of_run(folder, found[name]) for name in names}
-
-
-def _of_run(checkpoint: Path, entry: Mapping[str, str]) -> NetworkPolicy:
-    """Return a policy of a checkpoint from its manifest entry."""
-    home = inside(checkpoint, POLICIES, entry["folder"])
-    # The policy's manifest has the hashes of its files; `read_policy` refuses a missing one.
-    if (home / policy_bundle.MANIFEST).is_file() and _hash(home) != entry["sha256"]:
-        raise ConfigError(
-            f"{home / policy_bundle.MANIFEST}: not what the checkpoint was saved with, expected an unchanged file; "
-            "load another checkpoint"
-        )
-    return read_policy(home)
+    return {name: read_policy(inside(folder, POLICIES, found[name])) for name in names}
 
 
 def _chosen(where: Path, chosen: list[str] | None, found: Iterable[str]) -> list[str]:
@@ -474,31 +457,16 @@ def _chosen(where: Path, chosen: list[str] | None, found: Iterable[str]) -> list
 
 
 def _folder_names(policy_ids: Iterable[str]) -> list[str]:
-    """Return a folder name for each policy: its id, unless some system confuses it with another one or a device."""
+    """Return a folder name for each policy: its id, unless some system confuses it with another one."""
     names: dict[str, str] = {}
     for policy_id in policy_ids:
         name = policy_id
-        while (alike := unicodedata.normalize("NFC", name).casefold()) in names or _DEVICE.match(alike):
+        while (alike := unicodedata.normalize("NFC", name).casefold()) in names:
             name = f"+{name}"
         names[alike] = name
     return list(names.values())
 
 
-def _lists_policies(found: object) -> bool:
-    return isinstance(found, dict) and all(
-        isinstance(entry, dict) and {*entry} == {"folder", "sha256"} and _names_folder(entry["folder"])
-        for entry in found.values()
-    )
-
-
-def _names_folder(name: object) -> bool:
-    return isinstance(name, str) and name.isprintable() and Path(name).name == name and name not in ("", "..")
-
-
 def _why_not_loadable(error: Exception) -> str:
     named = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
     return f"{named}{error}".replace("\n", " ")[:_MOST_WHY]
-
-
-def _hash(home: Path) -> str:
-    return hashlib.sha256(read(home / policy_bundle.MANIFEST)).hexdigest()

@@ -65,7 +65,7 @@ _KIND = "menv.policy"
 _AGAIN = "copy the folder again"
 _MEBIBYTE = 1 << 20
 _MOST_BYTES = {MANIFEST: 48 * _MEBIBYTE, WEIGHTS: 2048 * _MEBIBYTE, GOLDEN: 512 * _MEBIBYTE}
-_MOST_BYTES_OF_A_GRAPH = 64 * _MEBIBYTE
+_MOST_BYTES_OF_A_GRAPH = 32 * _MEBIBYTE
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:

@@ -112,10 +112,10 @@ class Digest:
         low, high, _ = self.state()
         return f"{high:016x}{low:016x}"
 
-    def state(self) -> list[int]:
+    def state(self) -> tuple[int, int, int]:
         """Return the arguments of the constructor that continue this digest."""
         self._sum_waiting()
-        return [*self._sums, self.rows]
+        return *self._sums, self.rows
 
     def _sum_waiting(self) -> None:
         by_form: dict[tuple[Any, ...], list[HashedColumns]] = {}

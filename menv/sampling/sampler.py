@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from menv.adapters.adapter import Adapter
@@ -34,7 +36,26 @@ from menv.sampling.rollout_loop import RolloutLoop
 from menv.sampling.trajectories import TrajectoryTable
 from menv.sampling.vector_loop import VectorLoop, vector_loop
 
-Tree = dict[str, Any]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""A counter in a checkpoint; a float64 holds it exactly."""
+
+
+@dataclass
+class SamplerState:
+    """What a sampler continues from. Running episodes are not part of it: a run that resumes begins new ones.
+
+    `steps` and `begun` count the env steps and the episodes of each sub-environment, `replaced` how often each worker
+    was replaced.
+    """
+
+    env_steps: Count = 0
+    agent_steps: Count = 0
+    pieces: Count = 0
+    digest: tuple[int, int, int] = (0, 0, 0)
+    steps: list[Count] = field(default_factory=list)
+    begun: list[Count] = field(default_factory=list)
+    running: Count = 0
+    replaced: list[Count] = field(default_factory=list)
 
 
 class Sampler:
@@ -301,10 +322,8 @@ class Sampler:
         held_back = 0.0 if self._whole is None else self._whole.held_rewards
         return float(in_env + in_buffers + held_back)
 
-    def state(self) -> Tree:
-        """Return the state between two fragments as a plain tree.
-
-        Running episodes are not part of it: a run that resumes begins new ones.
+    def state(self) -> SamplerState:
+        """Return the state between two fragments.
 
         Raises:
             CallOrderError: A fragment is being sampled.
@@ -318,7 +337,7 @@ class Sampler:
             )
         return self.state_midway()
 
-    def state_midway(self) -> Tree:
+    def state_midway(self) -> SamplerState:
         """Return the state also in the middle of a fragment."""
         env = self.base_env
         counted = env.replayable or self._vector_loop
@@ -326,26 +345,21 @@ class Sampler:
         begun, running = self._tracker.begun.copy(), len(self._tracker.running)
         if self._vector_loop is not None:
             begun, running = self._vector_loop.count_episodes(begun)
-        return {
-            "env_steps": self.env_steps,
-            "agent_steps": self.agent_steps,
-            "pieces": self._next_unroll_id,
-            "digest": self.digest.state(),
-            "steps": steps.copy(),
-            "begun": begun,
-            "running": running,
-        }
+        return SamplerState(
+            self.env_steps, self.agent_steps, self._next_unroll_id, self.digest.state(), steps.tolist(),
+            begun.tolist(), running,
+        )  # fmt: skip
 
-    def resume(self, tree: Mapping[str, Any]) -> None:
+    def resume(self, state: SamplerState) -> None:
         """Begin new episodes where another sampler's `state` left off; this one has not sampled."""
-        env, steps = self.base_env, tree["steps"]
-        self.env_steps, self.agent_steps = tree["env_steps"], tree["agent_steps"]
-        self._next_unroll_id = tree["pieces"]
-        self.digest = Digest(*map(int, tree.get("digest", ())))
+        env, steps = self.base_env, np.array(state.steps, np.int64)
+        self.env_steps, self.agent_steps = state.env_steps, state.agent_steps
+        self._next_unroll_id = state.pieces
+        self.digest = Digest(*state.digest)
         if env.num_envs and env.num_envs != len(steps):
             # With another number of sub-environments, none may repeat the random draws of any old one.
             steps = np.full(env.num_envs, steps.max(initial=0))
-        self._tracker.resume(tree["begun"], len(steps))
+        self._tracker.resume(np.array(state.begun, np.int64), len(steps))
         if env.counts_steps:
             env.start_from(steps)
             self._loop.env_steps = steps

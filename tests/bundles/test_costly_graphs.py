@@ -196,13 +196,6 @@ def test_a_graph_as_policies_have_them_runs(name: str) -> None:
     assert answer.size
 
 
-def test_fields_without_end_are_refused() -> None:
-    """Two bytes make a field; each of them would have to be looked at."""
-    empty = model([node("Identity", "obs")]) + b"\x08\x01" * (1 << 20)
-    with pytest.raises(ConfigError, match="bytes are no ONNX model"):
-        refuse_unsafe_model(empty, "file")
-
-
 def test_a_divisor_with_numbers_in_two_forms_is_not_known() -> None:
     """ONNX Runtime reads one of them, another parser the other."""
     divisor = ints("two", 2)

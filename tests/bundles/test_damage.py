@@ -188,7 +188,7 @@ def _function(model: Any) -> None:
     (_foreign, "needs operators of the domain 'com.example'"),
     (_foreign_opset, "needs operators of the domain 'com.microsoft'"),
     (_outside, "holds numbers in another file"),
-    (_nested, "operator 'Loop' holds a graph"),
+    (_nested, "needs the operator 'Loop'"),
     (_function, "holds functions"),
 ])  # fmt: skip
 def test_a_graph_that_reaches_beyond_itself_is_refused_before_it_is_opened(

@@ -139,7 +139,7 @@ def _runs(home: Path, said: dict[str, str]) -> None:
     forge_file(folder, "state.json", (folder / "state.json").read_bytes() + b" " * 100 * MEGABYTE)
     said["run 1"] = said["run 2"] = "bytes, expected at most"
     folder = Path(shutil.copytree(saved, home / "run 3"))
-    forge(folder, "state.json", ["metrics", "before"], [[]] * (3 << 20))
+    forge(folder, "state.json", ["metrics", "window"], [[]] * (3 << 20))
     said["run 3"] = "values, expected at most"
     folder = Path(shutil.copytree(saved, home / "run 4"))
     forge(folder, "manifest.json", ["config", "observation_space"], {"$space": box([1 << 26])})

@@ -180,7 +180,7 @@ def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[]", "[0]", "[1]", '""', "null", "1"])
 def test_a_manifest_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
     (written(tmp_path) / "manifest.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"manifest\.json: TypeError, expected the file as it was written"):
+    with pytest.raises(ConfigError, match=r"manifest\.json: .*expected the file as it was written"):
         loaded(tmp_path)
 
 

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from menv import register_env
-from menv.algorithms import DQN, PPO, QMIX, Algorithm, PPOConfig
-from menv.algorithms.config.stored_config import restored_config
+from menv.algorithms import DQN, PPO, QMIX, Algorithm
 from menv.envs import TwoStepGame
 from menv.errors import ConfigError
-from menv.inference.checkpoint_folder import read_manifest
 from tests.checkpoints.forged import forge, forge_array
 from tests.checkpoints.runs import REPLAYED, SMALL
 
@@ -38,46 +36,41 @@ def copied(saved: dict[str, Path], name: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved[name], tmp_path / "000001"))
 
 
-COUNTS: list[list[Any]] = [
-    ["iteration"],
-    ["seed"],
-    ["weights_seq_no"],
-    ["env_steps_trained"],
-    ["agent_steps_trained"],
-    ["metrics", "episodes_total"],
-    ["metrics", "new_count"],
-    ["metrics", "faulty_total"],
-    ["sampler", "env_steps"],
-    ["sampler", "pieces"],
-    ["sampler", "running"],
-    ["evaluation", "sampler", "env_steps"],
-    ["evaluation", "metrics", "episodes_total"],
-    ["draws", "default_policy", 1],
+COUNTS: list[tuple[list[Any], Any]] = [
+    (["iteration"], -1),
+    (["seed"], -1),
+    (["weights_seq_no"], 2**63 - 1),
+    (["env_steps_trained"], 1.5),
+    (["agent_steps_trained"], ""),
+    (["time_total_s"], -1.0),
+    (["learners"], [[[], 1]]),
+    (["metrics"], None),
+    (["metrics", "episodes_total"], []),
+    (["metrics", "unclaimed_rewards"], {"$tuple": ["1e999999999", 1]}),
+    (["metrics", "window"], [[1.0, 9, {"o": 1.0}, [], {}, {}, {}]]),
+    (["sampler"], [["\n" * 300]]),
+    (["sampler", "env_steps"], 10**30),
+    (["sampler", "pieces"], True),
+    (["sampler", "running"], "1"),
+    # With the largest of all integers, training once had no end.
+    (["sampler", "steps", 0], 2**63 - 1),
+    (["sampler", "begun", 0], -1),
+    (["evaluation", "sampler", "env_steps"], -1),
+    (["evaluation", "metrics", "episodes_total"], True),
+    (["draws", "default_policy"], {"$tuple": [10**30, 0]}),
 ]
 
 
-@pytest.mark.slow_unless(
-    "iteration",
-    "seed",
-    "metrics.episodes_total",
-    "sampler.running",
-    "evaluation.sampler*",
-    "draws*",
-)
-@pytest.mark.parametrize("keys", COUNTS, ids=lambda keys: ".".join(map(str, keys)))
-def test_a_count_that_no_run_can_reach_is_refused_by_file_and_field(
-    keys: list[Any], saved: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize(("keys", "value"), COUNTS)
+def test_a_state_that_no_run_can_have_is_refused_by_file_and_field(
+    keys: list[Any], value: Any, saved: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = copied(saved, "PPO", tmp_path)
-    others: list[Any] = [-1, True, "1", 1.5]
-    if keys[-1] != "seed":
-        others += [2**63 - 1, 2**64, 10**30]
-    for value in others if keys[0] != "draws" else (-1, 10**30):
-        forge(folder, "state.json", keys, value)
-        with pytest.raises(
-            ConfigError, match=rf"^checkpoint, state\.json: {keys[0]}.* is .*, expected .* from 0"
-        ):
-            PPO.from_checkpoint(folder)
+    forge(folder, "state.json", keys, value)
+    with pytest.raises(ConfigError, match=rf"^checkpoint, state\.json: .*{keys[0]}.*save wrote") as caught:
+        PPO.from_checkpoint(folder)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(("name", "key", "value"), [
@@ -124,18 +117,6 @@ def test_columns_of_other_lengths_than_the_rest_are_refused(
         DQN.from_checkpoint(folder)
 
 
-@pytest.mark.parametrize("value", [-1, 2**63 - 1])
-def test_env_steps_that_no_sub_environment_can_have_made_are_refused(
-    value: int, saved: dict[str, Path], tmp_path: Path
-) -> None:
-    """With the largest of all integers, training once had no end."""
-    folder = copied(saved, "PPO", tmp_path)
-    for key in ("0", "1"):
-        forge_array(folder, "state_arrays.safetensors", key, lambda old: np.full_like(old, value))
-    with pytest.raises(ConfigError, match=r"^checkpoint, state\.json: sampler\.(steps|begun) is "):
-        PPO.from_checkpoint(folder)
-
-
 def test_qmix_refuses_what_no_learner_can_have_written(tmp_path: Path) -> None:
     config = {**REPLAYED, "env": "two steps", "train_batch_size": 8}
     register_env(
@@ -166,36 +147,6 @@ def test_a_network_that_is_larger_than_the_weights_of_the_file_is_never_made(
     folder = forged_config(saved, tmp_path, name, value)
     with pytest.raises(ConfigError, match="expected about as many as the checkpoint holds"):
         PPO.from_checkpoint(folder)
-
-
-@pytest.mark.parametrize("name", ["num_workers", "evaluation_num_workers"])
-def test_more_workers_than_a_machine_bears_have_to_be_given_again(
-    name: str, saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored = read_manifest(forged_config(saved, tmp_path, name, 41))["config"]
-    monkeypatch.setattr("os.cpu_count", lambda: 10)
-    with pytest.raises(ConfigError, match=name):
-        restored_config(PPOConfig, stored, None)
-    assert getattr(restored_config(PPOConfig, stored, {name: 50}), name) == 50
-    monkeypatch.setattr("os.cpu_count", lambda: 11)
-    assert getattr(restored_config(PPOConfig, stored, None), name) == 41
-
-
-def test_more_sub_environments_than_any_run_needs_have_to_be_given_again(
-    saved: dict[str, Path], tmp_path: Path
-) -> None:
-    stored = read_manifest(forged_config(saved, tmp_path, "num_envs_per_worker", 10**6))["config"]
-    with pytest.raises(
-        ConfigError, match=r"^from_checkpoint: num_envs_per_worker is 1000000, expected at most 10000"
-    ):
-        restored_config(PPOConfig, stored, None)
-    assert restored_config(PPOConfig, stored, {"num_envs_per_worker": 20_000}).num_envs_per_worker == 20_000
-    for own in ({"num_envs_per_worker": 10**6}, {"num_envs_per_worker": 300, "remote_worker_envs": True}):
-        changed = {**stored, "num_envs_per_worker": 1, "evaluation_config": own}
-        with pytest.raises(
-            ConfigError, match=r"^from_checkpoint: evaluation_config\.num_envs_per_worker is "
-        ):
-            restored_config(PPOConfig, changed, None)
 
 
 @pytest.mark.parametrize("name", KINDS)

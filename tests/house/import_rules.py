@@ -53,6 +53,7 @@ CONFINED = {
     "tensorboard": {"tracking"},
     "PIL": {"wrappers"},
     "onnxruntime": {"inference"},
+    "google": {"inference"},
     "ray": {"workers", "tune"},
     "pettingzoo": {"wrappers"},
     "pygame": {"wrappers", "envs"},

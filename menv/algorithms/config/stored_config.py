@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
@@ -46,8 +45,6 @@ _OFFERED: dict[str, tuple[type, ...]] = {
 would build an algorithm from the file's `env_config`."""
 _DATA = ("env_config", "custom_model_config", "agent_connectors")
 """Settings whose content menv passes on; its keys are no settings."""
-_PROCESSES, _PROCESSES_EACH, _MOST_ENVS = 32, 4, 10_000
-"""Limits for a checkpoint: worker processes in total or per processor, whichever is more, and sub-environments each."""
 _PLAIN = (bool, int, float, str)
 _MOST_NAMED = 8
 _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm", "inferred")
@@ -168,7 +165,6 @@ def restored_config(
     values = _decoded(stored)
     multi = values.pop("multiagent")
     own = _given(config_class, given)
-    _bound_costs(values, own)
     theirs = own.pop("multiagent", {})
     if isinstance(own.get("self_play"), Mapping):
         # As in new settings, even where the stored ones say False.
@@ -209,45 +205,28 @@ def stored_setting(stored: Mapping[str, Any], *path: str) -> Any:
     return found
 
 
-def _bound_costs(values: Tree, given: Mapping[str, Any]) -> None:
-    most = max(_PROCESSES, _PROCESSES_EACH * (os.cpu_count() or 1))
-    for where, settings in (("", values), ("evaluation_config.", values.get("evaluation_config") or {})):
-        remote = settings.get("remote_worker_envs", values.get("remote_worker_envs"))
-        limits = {"num_workers": most, "evaluation_num_workers": most}
-        for name, limit in {**limits, "num_envs_per_worker": most if remote else _MOST_ENVS}.items():
-            again, number = "evaluation_config" if where else name, settings.get(name)
-            if again not in given and type(number) is int and number > limit:
-                raise ConfigError(
-                    f"from_checkpoint: {where}{name} is {shown(number)}, expected at most {limit} from a file; pass "
-                    f"{again} in config to use it anyway"
-                )
-
-
 def _fit_to_machine(values: Tree, given: Mapping[str, Any]) -> None:
     specs = values["multiagent"]["policies"].values()
     of_policies = [spec.get("config") for spec in specs if isinstance(spec, dict)]
     settings = [one for one in (values, values.get("evaluation_config"), *of_policies) if one]
-    no_ray = "engine is 'ray' in the checkpoint and Ray is not installed here, so workers are processes of this machine"
-    no_gpu = "the checkpoint has num_gpus and torch finds no GPU here, so the processor learns"
-    for name, instead, finds, what, advice in (
-        (
-            "engine",
-            None,
-            lambda: find_spec("ray"),
-            no_ray,
-            "run: pip install 'menv-rl[ray]', or pass engine='process'",
-        ),
-        ("num_gpus", 0, _finds_gpu, no_gpu, "pass num_gpus=0"),
-    ):
-        own = [
-            one
-            for one in settings
-            if one.get(name) == "ray" or (isinstance(one.get(name), int | float) and one[name])
-        ]
-        if own and name not in given and not finds():
-            warnings.warn(f"from_checkpoint: {what}; {advice} in config", stacklevel=4)
-            for one in own:
-                one[name] = instead
+    ray = [one for one in settings if one.get("engine") == "ray"]
+    if ray and "engine" not in given and not find_spec("ray"):
+        warnings.warn(
+            "from_checkpoint: engine is 'ray' in the checkpoint and Ray is not installed here, so workers are "
+            "processes of this machine; run: pip install 'menv-rl[ray]', or pass engine='process' in config",
+            stacklevel=4,
+        )
+        for one in ray:
+            one["engine"] = None
+    gpu = [one for one in settings if one.get("num_gpus")]
+    if gpu and "num_gpus" not in given and not _finds_gpu():
+        warnings.warn(
+            "from_checkpoint: the checkpoint has num_gpus and torch finds no GPU here, so the processor learns; pass "
+            "num_gpus=0 in config",
+            stacklevel=4,
+        )
+        for one in gpu:
+            one["num_gpus"] = 0
 
 
 def _finds_gpu() -> bool:

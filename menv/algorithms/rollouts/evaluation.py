@@ -7,7 +7,7 @@ what it observed in them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -31,7 +31,7 @@ from menv.policy_map import PolicyMap
 from menv.sampling import fragment_limit
 from menv.sampling.fragment_limit import Flags, FragmentLimit
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents
-from menv.sampling.sampler import Sampler
+from menv.sampling.sampler import Sampler, SamplerState
 from menv.spaces import alike
 
 Shares = npt.NDArray[np.int64]
@@ -237,7 +237,7 @@ class Evaluation:
         self._interrupted = False
         return sampler.env_steps - env_steps, sampler.agent_steps - agent_steps
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> SamplerState | None:
         """Return the sampler's state; None before the first evaluation, after a failed one and with other policies."""
         if self._sampler is None or self._interrupted or self._playing is not self._policy_view.policy_map:
             return None
@@ -245,14 +245,14 @@ class Evaluation:
             return self._sampler.state()
         return None
 
-    def resume(self, tree: Mapping[str, Any]) -> None:
+    def resume(self, state: SamplerState) -> None:
         """Resume from the samplers of another run's evaluation; one of several workers resumes its share."""
         sampler = self._ready()
         if self._placement.worker_index:
             own = sampler.base_env.num_envs
-            tree = split_state(tree, self._workers, own)[self._placement.worker_index - 1]
+            state = split_state(state, self._workers, own)[self._placement.worker_index - 1]
         with self.guard:
-            sampler.resume(tree)
+            sampler.resume(state)
 
     def stop(self) -> None:
         """Close the environments."""

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from menv.adapters.adapter import Adapter
@@ -31,10 +31,10 @@ from menv.algorithms.training.operation_guard import OperationGuard
 from menv.algorithms.training.policy_set import PolicySet
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
-from menv.metrics import Metrics
+from menv.metrics import Metrics, MetricsState
 from menv.migration_hints import Result
 from menv.policy_map import PolicyMap
-from menv.serialization import is_plain
+from menv.sampling.sampler import SamplerState
 from menv.workers.engines import check_system, make_engine
 from menv.workers.pipe_channel import UnsendableError
 from menv.workers.watchdog import Watchdog, creation_limit, limited
@@ -171,18 +171,14 @@ class EvaluationRunner:
         self.stop()
         self._evaluation, self._seed = None, seed
 
-    def state(self) -> dict[str, Any]:
-        """Return what the next evaluation depends on, and the latest result as far as a file can hold it."""
-        return {
-            "evaluation": None if self._evaluation is None else self._ready().state(),
-            "evaluated": self.latest if is_plain(self.latest) else {},
-        }
+    def state(self) -> EvaluationState | None:
+        """Return what the next evaluation depends on; None before the first one."""
+        return None if self._evaluation is None else self._ready().state()
 
-    def set_state(self, tree: Mapping[str, Any]) -> None:
+    def set_state(self, state: EvaluationState | None) -> None:
         """Restore `state`."""
-        self.latest = tree["evaluated"]
-        if tree["evaluation"] is not None:
-            self._ready().set_state(tree["evaluation"])
+        if state is not None:
+            self._ready().set_state(state)
 
     def stop(self) -> None:
         """Close the environments."""
@@ -259,6 +255,14 @@ class EvaluationWorker(Evaluation):
         return base_env
 
 
+@dataclass
+class EvaluationState:
+    """What the next evaluation depends on; `sampler` is None where it begins again."""
+
+    sampler: SamplerState | None
+    metrics: MetricsState
+
+
 class EvaluationGroup:
     """The processes that run the episodes of evaluations: workers, which start with the first one, or only this.
 
@@ -294,7 +298,7 @@ class EvaluationGroup:
         # The last arguments of each method that was called, for workers that are created later.
         self._calls: dict[str, tuple[Any, ...]] = {}
         # Sampler states of another run, until the next evaluation resumes them.
-        self._resumed: Mapping[str, Any] | None = None
+        self._resumed: SamplerState | None = None
 
     @property
     def begun(self) -> bool:
@@ -313,9 +317,9 @@ class EvaluationGroup:
         update = self._engine.put(self._policy_sync.next_update())
         self._begun = True
         if self._resumed is not None:
-            tree, self._resumed = self._resumed, None
-            workers.stand_in(tree.get("replaced", ()))
-            workers.call_all(EvaluationWorker.resume, tree)
+            state, self._resumed = self._resumed, None
+            workers.stand_in(state.replaced)
+            workers.call_all(EvaluationWorker.resume, state)
         workers.ask_all(EvaluationWorker.follow_and_play, update)
         self._update, self._interrupted = update, False
 
@@ -361,12 +365,12 @@ class EvaluationGroup:
         if self._workers is not None and self._workers.kill_busy():
             self._begun, self._interrupted = False, True
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> EvaluationState | None:
         """Return what the next evaluation depends on; None before the first one and after a failed one."""
         if self._here is not None:
-            return {"sampler": self._here.state(), "metrics": self.metrics.state()}
+            return EvaluationState(self._here.state(), self.metrics.state())
         if self._resumed is not None:
-            return {"sampler": self._resumed, "metrics": self.metrics.state()}
+            return EvaluationState(self._resumed, self.metrics.state())
         if self._workers is None or self._interrupted:
             return None
         if self._begun:
@@ -377,15 +381,15 @@ class EvaluationGroup:
             states = [one for one in self._workers.call_all(EvaluationWorker.state) if one is not None]
             if len(states) == len(self._workers):
                 whole = joined_state(states, WorkerCounters(), 0, self._workers.replaced)
-        return {"sampler": whole, "metrics": self.metrics.state()}
+        return EvaluationState(whole, self.metrics.state())
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: EvaluationState) -> None:
         """Restore `state` of another run's evaluation, by workers or not."""
         if self._here is None:
-            self._resumed = state["sampler"]
-        elif state["sampler"] is not None:
-            self._here.resume(state["sampler"])
-        self.metrics.set_state(state["metrics"])
+            self._resumed = state.sampler
+        elif state.sampler is not None:
+            self._here.resume(state.sampler)
+        self.metrics.set_state(state.metrics)
 
     def stop(self) -> None:
         """End the workers, or close the environments of this process."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import perf_counter
@@ -36,12 +36,10 @@ from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import PolicyGroup
-from menv.sampling.sampler import Sampler
+from menv.sampling.sampler import Sampler, SamplerState
 
 if TYPE_CHECKING:
     from menv.algorithms.rollouts.remote_rollouts import RemoteRollouts
-
-Tree = dict[str, Any]
 
 
 def freeze(policy_view: PolicyView) -> None:
@@ -186,7 +184,7 @@ class LocalRollouts:
         with self.guard:
             return call_each(self.base_env, method, args)
 
-    def state(self) -> Tree:
+    def state(self) -> SamplerState:
         self._recover()
         return self.sampler.state()
 
@@ -207,13 +205,13 @@ class LocalRollouts:
             group.reset_buffer()
         self.sampler = self._new_sampler()
 
-    def resume(self, tree: Mapping[str, Any]) -> None:
+    def resume(self, state: SamplerState) -> None:
         """Begin new episodes where `state` left off."""
         if self._config.seed is not None:
             # Environments must not repeat random numbers.
-            rng.seed_process(self._seed, self._placement.worker_index, int(tree["steps"].sum()))
+            rng.seed_process(self._seed, self._placement.worker_index, sum(state.steps))
         with self.guard:
-            self.sampler.resume(tree)
+            self.sampler.resume(state)
 
     @property
     def pids(self) -> list[int | None]:
@@ -240,7 +238,7 @@ class LocalRollouts:
             # Only the previous sampler has the counters.
             self.sampler, self._interrupted = before, True
             raise
-        self._metrics.episodes_not_resumed += left["running"]
+        self._metrics.episodes_not_resumed += left.running
 
     def _new_sampler(self) -> Sampler:
         config, policy_view = self._config, self._policy_view

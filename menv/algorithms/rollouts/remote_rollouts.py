@@ -22,7 +22,7 @@ from menv.adapters.adapter import Adapter
 from menv.adapters.validation import Declared, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.environments import check_input_settings, create_envs
-from menv.algorithms.rollouts.local_rollouts import LocalRollouts, Rollouts, Tree
+from menv.algorithms.rollouts.local_rollouts import LocalRollouts, Rollouts
 from menv.algorithms.rollouts.rollout_worker import RolloutWorker, import_runtime
 from menv.algorithms.rollouts.worker_group import PolicySync, WorkerGroup
 from menv.algorithms.rollouts.worker_messages import (
@@ -45,6 +45,7 @@ from menv.policy_spec import PolicySpec
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest
 from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.sampler import SamplerState
 from menv.workers.convert import to_base_env
 from menv.workers.engine import Engine, RemoteActor, T, Ts
 from menv.workers.engines import make_engine
@@ -395,7 +396,7 @@ class RemoteRollouts:
         return list(chain.from_iterable(self._call_all(RolloutWorker.call_envs, method, args)))
 
     @locked
-    def state(self) -> Tree:
+    def state(self) -> SamplerState:
         """Return the state of the episodes, without fragments that were sampled ahead."""
         self._follow_again()
         self.discard_prefetched()
@@ -422,12 +423,12 @@ class RemoteRollouts:
             self._queues[index] = FragmentQueue()
 
     @locked
-    def resume(self, tree: Mapping[str, Any]) -> None:
-        self._past_counters, self._unrolls = WorkerCounters.of(tree), tree["pieces"]
-        self.workers.stand_in(tree.get("replaced", ()))
+    def resume(self, state: SamplerState) -> None:
+        self._past_counters, self._unrolls = WorkerCounters.of(state), state.pieces
+        self.workers.stand_in(state.replaced)
         self.workers.present()
-        for index, state in enumerate(split_state(tree, len(self.workers), self._each)):
-            self._call(index, RolloutWorker.resume, state)
+        for index, own in enumerate(split_state(state, len(self.workers), self._each)):
+            self._call(index, RolloutWorker.resume, own)
             # A new queue: workers that were lost before this answer do not count.
             queue = self._queues[index] = FragmentQueue()
             if index in self.workers.absent:

@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
 from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.environments import WorkerPlacement
@@ -25,6 +23,7 @@ from menv.registry import RegisteredEnv
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.digest import Digest
 from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.sampler import SamplerState
 
 
 class PolicyUpdate(NamedTuple):
@@ -130,9 +129,6 @@ class WorkerInit:
     num_envs: int
 
 
-Tree = dict[str, Any]
-
-
 @dataclass(slots=True)
 class WorkerCounters:
     """Counters of one worker, or sums of several.
@@ -147,14 +143,9 @@ class WorkerCounters:
     running: int = 0
 
     @classmethod
-    def of(cls, tree: Mapping[str, Any]) -> Self:
-        """Return the counters in the state of a worker or a sampler."""
-        return cls(
-            tree["env_steps"],
-            tree["agent_steps"],
-            digest=Digest(*tree.get("digest", ())),
-            running=tree["running"],
-        )
+    def of(cls, state: SamplerState) -> Self:
+        """Return the counters in the state of a sampler."""
+        return cls(state.env_steps, state.agent_steps, digest=Digest(*state.digest))
 
     @classmethod
     def sum(cls, counters: Iterable[WorkerCounters]) -> Self:
@@ -168,14 +159,6 @@ class WorkerCounters:
         self.agent_steps += other.agent_steps
         self.left_out += other.left_out
         self.digest.add(other.digest)
-
-    def state(self) -> Tree:
-        return {
-            "env_steps": self.env_steps,
-            "agent_steps": self.agent_steps,
-            "digest": self.digest.state(),
-            "running": self.running,
-        }
 
 
 class Fragment(NamedTuple):
@@ -194,31 +177,33 @@ class Fragment(NamedTuple):
 
 
 def joined_state(
-    workers: Sequence[Tree], total: WorkerCounters, pieces: int, replaced: Sequence[int]
-) -> Tree:
+    workers: Sequence[SamplerState], total: WorkerCounters, pieces: int, replaced: Sequence[int]
+) -> SamplerState:
     """Return the states of workers as the state of one sampler.
 
     `total` holds the counters of the run, `replaced` how often each worker was replaced.
     """
-    none = np.zeros(0, np.int64)
-    return {
-        **total.state(),
-        "running": sum(one["running"] for one in workers),
-        "pieces": pieces,
-        "steps": np.concatenate([none, *(one["steps"] for one in workers)]),
-        "begun": np.concatenate([none, *(one["begun"] for one in workers)]),
-        "replaced": list(replaced),
-    }
+    return SamplerState(
+        total.env_steps,
+        total.agent_steps,
+        pieces,
+        total.digest.state(),
+        [count for one in workers for count in one.steps],
+        [count for one in workers for count in one.begun],
+        sum(one.running for one in workers),
+        list(replaced),
+    )
 
 
-def split_state(tree: Mapping[str, Any], count: int, each: int) -> list[Tree]:
+def split_state(state: SamplerState, count: int, each: int) -> list[SamplerState]:
     """Return the state of one sampler as that of `count` workers with `each` sub-environments and no counters."""
-    steps, begun = tree["steps"], tree["begun"]
-    if len(steps) != count * each:
+    total, steps, begun = count * each, state.steps, state.begun
+    if len(steps) != total:
         # Other sub-environments: none may repeat a random number of the old ones.
-        steps = np.full(count * each, steps.max(initial=0))
-    if len(begun) != len(steps):
-        begun = np.full(len(steps), begun.max(initial=0))
-    empty = {**WorkerCounters().state(), "pieces": 0}
-    shares = zip(np.split(steps, count), np.split(begun, count), strict=True)
-    return [{**empty, "steps": own_steps, "begun": own_begun} for own_steps, own_begun in shares]
+        steps = [max(steps, default=0)] * total
+    if len(begun) != total:
+        begun = [max(begun, default=0)] * total
+    return [
+        SamplerState(steps=steps[first : first + each], begun=begun[first : first + each])
+        for first in range(0, total, each)
+    ]

@@ -12,20 +12,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field, is_dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
+import msgspec
 import numpy as np
 
 import menv
 from menv import algorithms
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
-from menv.algorithms.config.field_checks import check_stored
 from menv.algorithms.config.stored_config import check_connectors, given_map, restored_config, stored_config
 from menv.algorithms.networks.network_spec import weights_in_file
 from menv.algorithms.recipe import recipe_named
-from menv.algorithms.rollouts.evaluation_runner import EvaluationRunner
+from menv.algorithms.rollouts.evaluation_runner import EvaluationRunner, EvaluationState
 from menv.algorithms.rollouts.local_rollouts import BatchAccumulator, Rollouts
-from menv.algorithms.training.league import FOLDER, League
+from menv.algorithms.training.league import FOLDER, League, LeagueState, Member
 from menv.algorithms.training.operation_guard import OperationGuard
 from menv.algorithms.training.policy_set import PolicySet
 from menv.algorithms.training.weight_publisher import ExternalClients
@@ -39,12 +39,13 @@ from menv.inference.checkpoint_folder import (
     write_checkpoint,
     write_policies,
 )
-from menv.metrics import Metrics
+from menv.metrics import EpisodeSummary, Metrics, MetricsState
 from menv.migration_hints import Result
 from menv.plain_files import inside, path_given
 from menv.policy import weights_of
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
+from menv.sampling.sampler import Count, SamplerState
 from menv.serialization import Arrays, from_plain, is_plain, to_plain
 
 if TYPE_CHECKING:
@@ -59,22 +60,6 @@ STATE, ARRAYS, WEIGHTS, LEARNERS = (
     "weights.safetensors",
     "learners.safetensors",
 )
-
-
-_COUNTS = (
-    "iteration", "weights_seq_no", "env_steps_trained", "agent_steps_trained", "env_steps", "agent_steps", "left_out",
-    "pieces", "running", "replaced", "steps", "begun", "new_count", "new_faulty", "faulty_total", "episodes_total",
-    "episodes_not_resumed",
-)  # fmt: skip
-_RANGES: dict[str, tuple[str, float]] = {
-    **dict.fromkeys(_COUNTS, ("iu", 2**53)),
-    "time_total_s": ("fiu", 2**53),
-    "draws": ("fiu", 2**64),
-    "seed": ("iu", 2**64),
-}
-"""Entries with numbers, at any depth of a state: their dtype kinds and the largest value."""
-_OF_USERS = ("connectors", "evaluated", "league", "result")
-"""Entries with values and names from users and environments."""
 
 
 @dataclass(slots=True)
@@ -96,6 +81,59 @@ class TrainingProgress:
     def enter(self, phase: str) -> None:
         """Begin a phase."""
         self.phase, self.phase_at = phase, time.perf_counter()
+
+
+_Seed: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+_LARGEST_KEY = (1 << 64) - 1
+
+
+@dataclass
+class RunState:
+    """What the next iterations depend on, beside weights and the learners' arrays.
+
+    Results are {} if they hold more than plain values. `learners` holds seeds, `draws` a key and a count each.
+    """
+
+    iteration: Count
+    seed: _Seed
+    time_total_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 53)]
+    result: dict[str, Any]
+    metrics: MetricsState
+    sampler: SamplerState
+    evaluation: EvaluationState | None
+    evaluated: dict[str, Any]
+    learners: dict[str, _Seed]
+    weights_seq_no: Count
+    env_steps_trained: Count
+    agent_steps_trained: Count
+    connectors: dict[str, Any]
+    draws: dict[str, tuple[_Seed, Count]]
+    league: LeagueState | None = None
+
+    def __post_init__(self) -> None:
+        if any(key > _LARGEST_KEY for key, _ in self.draws.values()):
+            raise ValueError(f"a key of draws above {_LARGEST_KEY}")
+
+    @classmethod
+    def read(cls, files: Files) -> RunState:
+        """Return the state in the files of a checkpoint."""
+        try:
+            return msgspec.convert(from_plain(files[STATE], files[ARRAYS]), cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"checkpoint, {STATE}: {error!s:.300}, expected what save wrote; load another checkpoint"
+            ) from error
+
+
+def _as_tree(value: object) -> Any:
+    """Return typed parts as dicts and lists."""
+    if is_dataclass(value):
+        return {name: _as_tree(one) for name, one in vars(value).items()}
+    if type(value) is dict:
+        return {key: _as_tree(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return list(map(_as_tree, value))
+    return [*value] if isinstance(value, EpisodeSummary | Member) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,22 +237,23 @@ class Checkpoints:
         sampler = self.rollouts.state()
         # Media may be large.
         result = {**progress.result, "episode_media": {}} if progress.result else {}
-        tree = {
-            "result": result if is_plain(result) else {},
-            "iteration": progress.iteration,
-            "seed": progress.seed,
-            "time_total_s": time.perf_counter() - progress.started_at,
-            "metrics": self.metrics.state(),
-            "sampler": sampler,
-            **self.evaluation_runner.state(),
-            "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],
-            "weights_seq_no": self.external_clients.weights_seq_no,
-            "env_steps_trained": policy_set.learners.env_steps_trained,
-            "agent_steps_trained": policy_set.learners.agent_steps_trained,
+        state = RunState(
+            iteration=progress.iteration,
+            seed=progress.seed,
+            time_total_s=time.perf_counter() - progress.started_at,
+            result=_if_plain(result),
+            metrics=self.metrics.state(),
+            sampler=sampler,
+            evaluation=self.evaluation_runner.state(),
+            evaluated=_if_plain(self.evaluation_runner.latest),
+            learners={policy_id: seed for policy_id, (seed, _) in learners.items()},
+            weights_seq_no=self.external_clients.weights_seq_no,
+            env_steps_trained=policy_set.learners.env_steps_trained,
+            agent_steps_trained=policy_set.learners.agent_steps_trained,
             **policy_set.state(),
-            **({} if self.league is None else {"league": self.league.state()}),
-        }
-        plain = to_plain(tree, arrays)
+            league=None if self.league is None else self.league.state(),
+        )
+        plain = to_plain(_as_tree(state), arrays)
         return {
             STATE: plain,
             ARRAYS: arrays,
@@ -236,54 +275,52 @@ class Checkpoints:
         """
         files = saved.files
         weights, learners = _nested(files[WEIGHTS]), _nested(files[LEARNERS])
-        tree = from_plain(files[STATE], files[ARRAYS])
-        _check_counts(tree)
+        state = RunState.read(files)
         of_env, own = itemgetter("env", "env_config"), stored_config(self.config, self.policy_set.policy_map)
         if of_env(own) != of_env(saved.manifest["config"]):
             # Means of another environment say nothing about this one.
-            tree["metrics"] |= {"before": [], "new": [], "elo": {}}
-            tree |= {"result": {}, "evaluated": {}}
-        for policy_id, learner_seed in tree["learners"]:
-            _check_counts({"seed": learner_seed}, f"learners.{policy_id}")
+            state.metrics.window.clear()
+            state.result, state.evaluated = {}, {}
         policy_set, progress = self.policy_set, self.progress
         league, snapshots = self.league, inside(saved.folder, FOLDER)
         if league is not None:
-            league.check_state(tree.get("league"), snapshots)
-        seed = progress.seed if keep_seed else int(tree["seed"])
+            league.check_state(state.league, snapshots)
+        seed = progress.seed if keep_seed else state.seed
         for policy_id, policy in policy_set.policies.items():
             note = team_note(policy_set.learners.configs.get(policy_id))
             _check_weights(policy_id, weights.get(policy_id, {}), weights_of(policy), note)
         chosen = {
             name: (own, learners.get(name, {}))
-            for name, own in tree["learners"]
+            for name, own in state.learners.items()
             if name in policy_set.policies
         }
         policy_set.learners.check_state(chosen)
         self.rollouts.check_restartable()
         with changing or nullcontext():
-            self._take_over(tree, weights, chosen, seed)
-            if league is not None:
-                league.set_state(tree["league"], snapshots, seed)
+            self._take_over(state, weights, chosen, seed)
+            if league is not None and state.league is not None:
+                league.set_state(state.league, snapshots, seed)
 
     def _take_over(
-        self, tree: Mapping[str, Any], weights: Mapping[str, Any], chosen: Mapping[str, Any], seed: int
+        self, state: RunState, weights: Mapping[str, Any], chosen: Mapping[str, Any], seed: int
     ) -> None:
         policy_set, progress = self.policy_set, self.progress
         self._restart(seed)
-        policy_set.set_state(tree, weights, seed)
-        progress.iteration = int(tree["iteration"])
-        progress.started_at = time.perf_counter() - tree["time_total_s"]
-        progress.result = Result(tree.get("result", {}))
+        policy_set.set_state(state.connectors, state.draws, weights, seed)
+        progress.iteration = state.iteration
+        progress.started_at = time.perf_counter() - state.time_total_s
+        progress.result = Result(state.result)
         policy_set.learners.set_state(chosen, seed)
-        policy_set.learners.env_steps_trained = int(tree["env_steps_trained"])
-        policy_set.learners.agent_steps_trained = int(tree["agent_steps_trained"])
+        policy_set.learners.env_steps_trained = state.env_steps_trained
+        policy_set.learners.agent_steps_trained = state.agent_steps_trained
         # Continue from the numbers that clients may know.
-        self.external_clients.publish(tree["weights_seq_no"])
+        self.external_clients.publish(state.weights_seq_no)
         self.accumulator.clear()
-        self.metrics.set_state(tree["metrics"])
-        self.metrics.episodes_not_resumed += tree["sampler"]["running"]
-        self.rollouts.resume(tree["sampler"])
-        self.evaluation_runner.set_state(tree)
+        self.metrics.set_state(state.metrics)
+        self.metrics.episodes_not_resumed += state.sampler.running
+        self.rollouts.resume(state.sampler)
+        self.evaluation_runner.latest = state.evaluated
+        self.evaluation_runner.set_state(state.evaluation)
 
     def _restart(self, seed: int) -> None:
         self.rollouts.restart(seed)
@@ -292,21 +329,8 @@ class Checkpoints:
         self.evaluation_runner.restart(seed)
 
 
-def _check_counts(value: object, where: str = "") -> None:
-    """Refuse counts, places and seeds that no run can reach; the message names the file and the field."""
-    if isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            _check_counts(item, f"{where}[{place}]")
-    for key, item in value.items() if isinstance(value, Mapping) else ():
-        field = f"{where}.{key}".lstrip(".")
-        if key in _RANGES:
-            kinds, most = _RANGES[key]
-            for numbers in item.values() if isinstance(item, Mapping) else [item]:
-                # A user's seed may be larger.
-                right = key == "seed" and (numbers is None or (type(numbers) is int and numbers >= 0))
-                check_stored(f"checkpoint, {STATE}", field, 0 if right else numbers, kinds, most=most)
-        elif key not in _OF_USERS:
-            _check_counts(item, field)
+def _if_plain(result: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(result) if is_plain(result) else {}
 
 
 def _flat(by_policy: Mapping[str, Mapping[str, Any]]) -> Arrays:
@@ -435,37 +459,30 @@ def _with(config: Any, **multiagent: Any) -> Any:
     return {**settings, "multiagent": {**settings.get("multiagent", {}), **given}}
 
 
-def _check_keeping(keep_last: object, keep_best: Any) -> None:
-    if keep_last is not None and (
-        isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1
-    ):
+class _Keeping(msgspec.Struct):
+    keep_last: Annotated[int, msgspec.Meta(ge=1)] | None
+    keep_best: tuple[str, Annotated[int, msgspec.Meta(ge=1)]] | None
+
+
+def _check_keeping(keep_last: object, keep_best: object) -> None:
+    try:
+        msgspec.convert({"keep_last": keep_last, "keep_best": keep_best}, _Keeping)
+    except msgspec.ValidationError as error:
         raise ConfigError(
-            f"save: keep_last is {keep_last!r}, expected an integer of at least 1, or None; correct it"
-        )
-    if keep_best is None:
-        return
-    fits = isinstance(keep_best, tuple | list) and len(keep_best) == 2 and isinstance(keep_best[0], str)
-    if not fits or isinstance(keep_best[1], bool) or not isinstance(keep_best[1], int) or keep_best[1] < 1:
-        raise ConfigError(
-            f'save: keep_best is {keep_best!r}, expected (metric, n); for example ("episode_reward_mean", 3)'
-        )
+            f"save: {error}, with keep_last={keep_last!r:.60} and keep_best={keep_best!r:.60}, expected an integer of "
+            'at least 1 and (metric, n), such as ("episode_reward_mean", 3); correct them'
+        ) from None
 
 
 def _metric(result: Mapping[str, Any], metric: str) -> float | None:
     """Return a value of a result, None if there is none yet."""
-    value: Any = result
-    for part in metric.split("/"):
-        if not result:
-            return None
-        if not isinstance(value, Mapping) or part not in value:
-            raise ConfigError(
-                f"save: keep_best names {metric!r}, which is not in the result, expected a key of it, such as "
-                '"episode_reward_mean"; correct it'
-            )
-        value = value[part]
+    value: Any = result or None
+    for part in metric.split("/") if result else ():
+        value = value.get(part, "missing") if isinstance(value, Mapping) else "missing"
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ConfigError(
-            f"save: keep_best names {metric!r}, {type(value).__name__}, expected a number; name another"
+            f"save: keep_best names {metric!r}, {value!r:.60} in the result, expected the key of a number, such as "
+            '"episode_reward_mean"; correct it'
         )
     return None if value is None else float(value)
 

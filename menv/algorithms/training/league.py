@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ import numpy as np
 
 from menv import rng
 from menv.algorithms.config.algorithm_config import SelfPlayConfig
-from menv.algorithms.training.matches import LEARNER, Matches
+from menv.algorithms.training.matches import LEARNER, Matches, Table
 from menv.algorithms.training.policy_set import PolicySet
 from menv.base_env import AgentId
 from menv.errors import ConfigError, ContractError
@@ -65,6 +65,18 @@ class Member(NamedTuple):
     iteration: int
     bundles: Mapping[str, str]
     weights: Mapping[str, str]
+
+
+@dataclass
+class LeagueState:
+    """What a league continues from, beside the snapshots; see the attributes of `League`."""
+
+    members: dict[str, Member]
+    outcomes: dict[str, dict[str, list[float]]]
+    fixed: list[str]
+    slots: dict[str, str | None]
+    recent: dict[str, list[float]]
+    table: Table
 
 
 class League:
@@ -381,16 +393,11 @@ class League:
                         "frozen; do not set weights of opponents"
                     )
 
-    def state(self) -> dict[str, Any]:
-        """Return everything but the snapshots as a plain tree."""
-        return {
-            "members": {name: list(member) for name, member in self.members.items()},
-            "outcomes": self.outcomes,
-            "fixed": self._anchors,
-            "slots": self.slots,
-            "recent": self._recent,
-            "table": {role: [list(entry) for entry in own] for role, own in self._matches.table.items()},
-        }
+    def state(self) -> LeagueState:
+        """Return everything but the snapshots."""
+        return LeagueState(
+            self.members, self.outcomes, self._anchors, self.slots, self._recent, self._matches.table
+        )
 
     def save(self, folder: Path) -> None:
         """Write the snapshots into a folder of a checkpoint, as links where the file system has them.
@@ -404,7 +411,7 @@ class League:
         self._checked = bundles
         self._copy(self._folder, folder)
 
-    def check_state(self, state: Mapping[str, Any] | None, folder: Path) -> None:
+    def check_state(self, state: LeagueState | None, folder: Path) -> None:
         """Refuse a state that `set_state` could not restore, or whose snapshots have changed; changes nothing.
 
         None is the state of a run without a league.
@@ -414,31 +421,29 @@ class League:
                 "checkpoint: of a run without self_play, expected one with a league; leave self_play out, or begin a "
                 "run with self_play and give it these weights by set_weights"
             )
-        if state["slots"].keys() != self.slots.keys() or state["table"].keys() != self._matches.table.keys():
+        if state.slots.keys() != self.slots.keys() or state.table.keys() != self._matches.table.keys():
             raise ConfigError(
-                f"checkpoint: a league of {len(state['slots'])} seats in memory, expected {len(self.slots)}; leave "
+                f"checkpoint: a league of {len(state.slots)} seats in memory, expected {len(self.slots)}; leave "
                 "members_in_memory and sides unchanged"
             )
-        missing = sorted(set(state["fixed"]).difference(self._anchors))
+        missing = sorted(set(state.fixed).difference(self._anchors))
         if missing:
             raise ConfigError(
                 f"checkpoint: a league with {missing}, expected opponents of {self._anchors}; leave opponents "
                 "unchanged, or add others to them"
             )
-        for member in map(Member._make, state["members"].values()):
+        for member in state.members.values():
             for bundle in member.bundles.values():
                 self._read(folder, bundle)
 
-    def set_state(self, state: Mapping[str, Any], folder: Path, seed: int) -> None:
+    def set_state(self, state: LeagueState, folder: Path, seed: int) -> None:
         """Restore what `state` returned, with the snapshots in a folder; their policies have their weights."""
         self._seed = seed
-        self.members = {name: Member._make(member) for name, member in state["members"].items()}
+        self.members = state.members
         self._copy(folder, self._folder)
-        self.outcomes = {role: state["outcomes"].get(role, {}) for role in self.outcomes}
-        self.slots, self._recent = state["slots"], state["recent"]
-        self._matches.table = {
-            role: [(seat, chance) for seat, chance in own] for role, own in state["table"].items()
-        }
+        self.outcomes = {role: state.outcomes.get(role, {}) for role in self.outcomes}
+        self.slots, self._recent = state.slots, state.recent
+        self._matches.table = state.table
         self.check_unchanged()
 
     def _copy(self, source: Path, target: Path) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -246,14 +246,20 @@ class PolicySet(PolicyView):
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the state of connectors and of random sampling, as a plain tree."""
+        """Return the states of connectors and of random sampling of each network policy."""
         nets = self.network_policies
         return {
             "connectors": {name: one.connectors_state() for name, one in nets.items()},
             "draws": {name: one.draws_state() for name, one in nets.items()},
         }
 
-    def set_state(self, tree: Mapping[str, Any], weights: Mapping[str, Mapping[str, Any]], seed: int) -> None:
+    def set_state(
+        self,
+        connectors: Mapping[str, Any],
+        draws: Mapping[str, Sequence[int]],
+        weights: Mapping[str, Mapping[str, Any]],
+        seed: int,
+    ) -> None:
         """Restore `state` and weights; policies that `weights` lacks keep theirs.
 
         `seed` applies to policies that are added later.
@@ -263,8 +269,8 @@ class PolicySet(PolicyView):
             if policy_id in weights:
                 policy.set_weights(weights[policy_id])
         for policy_id, net in self.network_policies.items():
-            net.set_connectors_state(tree["connectors"].get(policy_id))
-            net.set_draws_state(tree["draws"].get(policy_id))
+            net.set_connectors_state(connectors.get(policy_id))
+            net.set_draws_state(draws.get(policy_id))
 
     def sample_size(self, num_envs: int) -> int:
         """Return the steps to sample before learning: the largest number that any learning policy needs."""
