@@ -10,7 +10,6 @@ import copy
 import functools
 import itertools
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -289,10 +288,10 @@ class _Players:
                     "of an observation, or a dict of these; pass one"
                 )
         named = str if mapping is None and len(self._policies) > 1 else mapping
-        self._map, self._explore, self._seed = PolicyMap(list(self._policies), named), explore, seed
+        self._map, self._explore = PolicyMap(list(self._policies), named), explore
         # The running episodes by env index, and how many have begun.
         self._running: dict[int, Episode] = {}
-        self._begun: Counter[int] = Counter()
+        self._begun = 0
 
     def end_episodes(self, ready: Ready) -> None:
         """Forget the episodes that ended."""
@@ -301,32 +300,30 @@ class _Players:
 
     def _policy_of(self, one: OpenTrajectory) -> str:
         if one.policy_id is None:
-            index = one.env_index
-            if index not in self._running:
-                # The ids that an algorithm with this seed gives to its episodes.
-                key = rng.key(rng.key(self._seed, index, rng.MAPPING), self._begun[index])
-                self._begun[index] += 1
-                self._running[index] = Episode(key >> 5, index)
-            self._running[index].length = one.env_t[-1]
-            one.policy_id = self._map.seat(one.agent_id, self._running[index], None)
+            if one.env_index not in self._running:
+                self._running[one.env_index] = Episode(self._begun, one.env_index)
+                self._begun += 1
+            episode = self._running[one.env_index]
+            episode.length = one.env_t[-1]
+            one.policy_id = self._map.seat(one.agent_id, episode, None)
         return one.policy_id
 
     def actions(self, trajectories: Sequence[OpenTrajectory], observations: Sequence[Any]) -> list[Any]:
         """Return an action for each trajectory."""
         found: list[Any] = [None] * len(trajectories)
-        ids = [self._policy_of(one) for one in trajectories]
-        for policy_id in dict.fromkeys(ids):
-            mine = [row for row, own in enumerate(ids) if own == policy_id]
-            policy, obs = self._policies[policy_id], [observations[row] for row in mine]
+        by_policy: dict[str, list[int]] = {}
+        for row, one in enumerate(trajectories):
+            by_policy.setdefault(self._policy_of(one), []).append(row)
+        for policy_id, rows in by_policy.items():
+            policy, obs = self._policies[policy_id], [observations[row] for row in rows]
             if isinstance(policy, Policy):
                 # Recurrent policies begin with their first state in each trajectory.
-                keys, agents = zip(
-                    *((trajectories[row], trajectories[row].agent_id) for row in mine), strict=True
-                )
-                given = local_policy_inference(policy, list(keys), list(agents), obs, explore=self._explore)
+                keys = [trajectories[row] for row in rows]
+                agents = [one.agent_id for one in keys]
+                given = local_policy_inference(policy, keys, agents, obs, explore=self._explore)
                 answers = [action for action, _, _ in given]
             else:
                 answers = list(map(policy, obs))
-            for row, action in zip(mine, answers, strict=True):
+            for row, action in zip(rows, answers, strict=True):
                 found[row] = action
         return found

@@ -64,24 +64,6 @@ def test_after_any_updates_chances_are_those_of_the_priorities(
         assert_chances(sampler, plain)
 
 
-@pytest.mark.slow_unless("0.6-*", "3.0-300")
-@pytest.mark.parametrize("count", [1, 7, 300])
-@pytest.mark.parametrize("now", [0.01, 0.6, 1.0, 3.0])
-def test_the_first_batch_after_a_change_follows_the_new_priorities(count: int, now: float) -> None:
-    # At 0.01 hardly a draw counts until all tickets are dealt anew, in the middle of the batch.
-    rng = np.random.default_rng(0)
-    capacity, kept = 400, 20
-    drawn = np.zeros(capacity)
-    for _ in range(9_000 // count):
-        sampler = filled(np.ones(capacity))
-        sampler.update(np.arange(kept, capacity), np.full(capacity - kept, now))
-        drawn += np.bincount(sampler.sample(count, rng)[0], minlength=capacity)
-    share = kept / (kept + (capacity - kept) * now)
-    total = drawn.sum()
-    assert abs(drawn[:kept].sum() - share * total) < 4 * np.sqrt(share * (1 - share) * total)
-    assert abs(drawn[kept : kept + 190].sum() - (1 - share) * total / 2) < 4 * np.sqrt(total) / 2
-
-
 def test_draws_follow_priorities_of_very_different_size() -> None:
     rng = np.random.default_rng(0)
     priorities = 10.0 ** rng.uniform(-6, 3, 5_000)

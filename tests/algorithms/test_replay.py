@@ -46,15 +46,6 @@ def test_the_latest_rows_are_kept_and_every_column_stays_with_its_row(
         assert set(sample.columns["actions"].tolist()) <= set(held(buffer))
 
 
-def test_memory_doubles_with_the_rows() -> None:
-    buffer = ReplayBuffer(1_000_000)
-    buffer.add(rows(0, 1))
-    few = buffer._columns["obs"].nbytes
-    buffer.add(rows(1, 3_000))
-    assert few <= 1024 * 8
-    assert buffer._columns["obs"].nbytes == 4096 * 8
-
-
 def test_without_priorities_all_rows_are_drawn_alike_and_weigh_1() -> None:
     buffer = ReplayBuffer(10)
     buffer.add(rows(0, 10))
@@ -172,14 +163,6 @@ def test_two_steps_by_hand_over_a_terminated_and_a_cut_piece() -> None:
     assert found.next_obs[:, 0].tolist() == [2.0, 13.0, 13.0, 112.0, 112.0]
     assert found.returns.dtype == found.discounts.dtype == np.float32
     assert found.next_mask is None
-
-
-def test_one_step_is_the_reward_and_the_next_observation() -> None:
-    batch = batch_of([3, 1, 2], [False, True, True])
-    found = transitions(batch, 0.9, 1)
-    np.testing.assert_array_equal(found.returns, batch["rewards"])
-    np.testing.assert_array_equal(found.next_obs, batch["new_obs"])
-    np.testing.assert_allclose(found.discounts, [0.9, 0.9, 0.9, 0.0, 0.9, 0.0])
 
 
 @given(

@@ -24,9 +24,8 @@ from tests.algorithms.test_custom_model_state import QRemembering
 from tests.bundles.cases import FOUR, LIMITED, MASKED, VECTOR, Spaces, livelier, observations
 from tests.bundles.stacked import STACK
 from tests.bundles.test_onnx_export import feed_of
-from tests.checkpoints.runs import SMALL, trained, weights_of
+from tests.checkpoints.runs import SMALL, trained
 from tests.house.sources import ROOT
-from tests.warm_python import run_warm
 
 
 class Seen(Net):
@@ -141,31 +140,3 @@ def test_a_module_that_no_graph_expresses_is_refused_by_name_and_its_run_is_save
     assert capfd.readouterr() == ("", "")
     with pytest.raises(ConfigError, match="left out when it was saved: model: custom_model Moody"):
         Policy.from_checkpoint(tmp_path / "run")
-
-
-def test_a_run_is_the_same_with_its_module_exported_in_the_middle(tmp_path: Path) -> None:
-    weights = []
-    for exports in (False, True):
-        with PPO(env="CartPole-v1", config={**SMALL, "model": {"custom_model": Net}}) as algorithm:
-            trained(algorithm, 1)
-            if exports:
-                algorithm.save(tmp_path)
-            trained(algorithm, 1)
-            weights.append(weights_of(algorithm))
-    assert weights[0] == weights[1]
-    assert Policy.from_checkpoint(tmp_path)
-
-
-@pytest.mark.slow
-def test_exporting_prints_nothing_and_leaves_loggers_as_they_were(tmp_path: Path) -> None:
-    code = f"""
-        import logging
-        from menv.algorithms import PPO
-        from tests.algorithms.test_custom_model import Net
-        with PPO(env="CartPole-v1", config={{"model": {{"custom_model": Net}}}}) as algorithm:
-            algorithm.export_policy_checkpoint({str(tmp_path / "policy")!r})
-        assert logging.getLogger("torch.onnx").level == logging.NOTSET
-    """
-    (tmp_path / "exports.py").write_text(textwrap.dedent(code))
-    done = run_warm([str(tmp_path / "exports.py")], ROOT)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load
 
 from menv.errors import ConfigError
 from menv.inference.policy_bundle import (
@@ -22,11 +21,7 @@ from menv.inference.policy_bundle import (
     policy_from_bytes,
     unpack_weights,
 )
-from tests.bundles.cases import algorithm_of, observations, same
-
-
-def answers(policy: Any, shown: list[Any]) -> list[Any]:
-    return [list(policy.compute_actions(shown, explore=False)[0]), policy.get_weights()]
+from tests.bundles.cases import algorithm_of
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +38,6 @@ def test_the_folder_of_a_piece_is_what_would_have_been_exported(tmp_path: Path) 
         exported = policy.export_checkpoint(tmp_path / "exported", trained={"env_steps": 3})
         blob = pack_bundle(policy, {"env_steps": 3})
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == unpacked(blob)
-
-
-def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(small: tuple[bytes, bytes]) -> None:
-    blob, policy = small[0], policy_from_bytes(small[0])
-    shown, accepted = observations(policy, 5), 0
-    wanted = answers(policy, shown)
-    for at in range(len(blob)):
-        changed = bytearray(blob)
-        changed[at] ^= 1 << at % 8
-        try:
-            found = policy_from_bytes(bytes(changed))
-        except ConfigError as error:
-            text = str(error)
-            assert text.startswith("packed ")
-            assert "\n" not in text
-            assert len(text) < 600
-            continue
-        accepted += 1
-        assert same(answers(found, shown), wanted)
-    # White space of JSON and dates in the archive mean nothing.
-    assert accepted < len(blob) / 10
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -132,7 +106,3 @@ def with_header(header: Any, data: bytes = b"") -> bytes:
 def test_weights_that_were_made_up_are_refused(blob: bytes) -> None:
     with pytest.raises(ConfigError, match=r"packed weights: .*, expected"):
         unpack_weights(blob)
-
-
-def test_packed_weights_are_plain_safetensors_for_everybody_else(small: tuple[bytes, bytes]) -> None:
-    assert same(load(small[1]), policy_from_bytes(small[0]).get_weights())

@@ -63,15 +63,6 @@ def test_every_kind_of_policy_acts_as_before_to_the_last_bit(kind: str, tmp_path
         assert len(set(chosen)) > 1, "the policy tells observations apart"
 
 
-@pytest.mark.parametrize("kind", ["mlp", "continuous", "worth", "lstm"])
-def test_a_loaded_policy_is_exported_again_as_the_same_files(kind: str, tmp_path: Path) -> None:
-    with algorithm_of(kind) as algorithm:
-        algorithm.export_policy_checkpoint(tmp_path / "first")
-    again = one(tmp_path / "first").export_checkpoint(tmp_path / "second")
-    for name in ("weights.safetensors", "acting.onnx", "greedy.onnx", "evaluate.onnx", "golden.safetensors"):
-        assert (tmp_path / "first" / name).read_bytes() == (again / name).read_bytes()
-
-
 @pytest.mark.parametrize("kind", ["mlp", "masked", "gru", "worth", "picture"])
 def test_a_loaded_policy_can_be_copied_and_sent_to_another_process(kind: str, tmp_path: Path) -> None:
     with algorithm_of(kind) as algorithm:
@@ -83,15 +74,6 @@ def test_a_loaded_policy_can_be_copied_and_sent_to_another_process(kind: str, tm
         policy.compute_actions(shown) for policy in (loaded, *sent, pickle.loads(pickle.dumps(sent[0])))
     ]
     assert all(same(list(answer), list(answers[0])) for answer in answers)
-
-
-def test_weights_can_be_put_into_a_loaded_policy(tmp_path: Path) -> None:
-    with algorithm_of("mlp") as algorithm:
-        algorithm.export_policy_checkpoint(tmp_path / "policy")
-    first, second = one(tmp_path / "policy"), one(tmp_path / "policy")
-    second.set_weights({name: -value for name, value in first.get_weights().items()})
-    shown = observations(first, 40)
-    assert not same(*(list(policy.compute_actions(shown, explore=False)[0]) for policy in (first, second)))
 
 
 def test_a_folder_of_several_policies_gives_all_or_some_of_them(tmp_path: Path) -> None:
@@ -130,13 +112,6 @@ def test_a_step_in_which_nobody_acts_is_no_error(kind: str) -> None:
         actions, states, fetches = policy.compute_actions([])
         assert len(actions) == len(fetches["action_logp"]) == 0
         assert [part.shape for part in states] == [(0, len(part)) for part in policy.get_initial_state()]
-
-
-def test_a_state_may_be_one_array() -> None:
-    with algorithm_of("lstm") as algorithm:
-        policy: Any = algorithm.get_policy()
-        obs, state = observations(policy, 1)[0], [part + 1 for part in policy.get_initial_state()]
-        assert same(policy.act(obs, state=np.stack(state)), policy.act(obs, state=state))
 
 
 def test_act_returns_an_action_and_the_state_after_it_where_there_is_one(tmp_path: Path) -> None:

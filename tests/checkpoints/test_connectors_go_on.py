@@ -13,8 +13,6 @@ import pytest
 from menv import MultiAgentEnv, PolicySpec, register_env
 from menv.algorithms import PPO
 from menv.connectors import (
-    AgentConnector,
-    register_connector,
     register_lambda_agent_connector,
 )
 from menv.errors import ConfigError
@@ -98,47 +96,6 @@ def test_running_means_count_no_row_twice_where_a_run_goes_on_with_workers(tmp_p
             ends.append((before, means(algo), digest, weights_of(algo)))
     assert ends[0] == ends[1]
     assert ends[0][1]["count"] - ends[0][0]["count"] == 2 * SMALL["train_batch_size"] + ENVS
-
-
-class Earlier(AgentConnector):
-    """Shows the sum of a life's observations so far."""
-
-    keeps_lives = True
-
-    def __init__(self, ctx: Any = None) -> None:
-        super().__init__(ctx)
-        self.sums: dict[Any, Any] = {}
-
-    def transform(self, ac_data: Any) -> Any:
-        data, key = ac_data.data, (ac_data.env_id, ac_data.agent_id)
-        self.sums[key] = self.sums.get(key, 0) + data[SampleBatch.NEXT_OBS]
-        data[SampleBatch.NEXT_OBS] = self.sums[key]
-        return ac_data
-
-    def reset(self, env_id: Any) -> None:
-        for key in [key for key in self.sums if key[0] == env_id]:
-            del self.sums[key]
-
-    def to_state(self) -> Any:
-        return type(self).__name__, None
-
-    @classmethod
-    def from_state(cls, ctx: Any, params: Any) -> Any:
-        return cls(ctx)
-
-
-register_connector("Earlier", Earlier)
-
-
-@pytest.mark.parametrize("connector", ["Earlier", ("FrameStackAgentConnector", {"num_frames": 3})])
-def test_connectors_remember_nothing_of_the_episodes_before_a_resume(connector: Any, tmp_path: Path) -> None:
-    config = {**SMALL, "agent_connectors": [connector]}
-    with PPO(env="CartPole-v1", config=config) as algo:
-        trained(algo, 2)
-        algo.save(tmp_path)
-        algo.restore(tmp_path)
-        result = trained(algo, 2)
-    assert result["digest"] == resumed_twice(PPO, tmp_path, 2)["digest"]
 
 
 class Fallen(MultiAgentEnv):

@@ -43,14 +43,6 @@ def test_sub_environments_that_step_together_begin_anew(tmp_path: Path) -> None:
             assert trained(again, 1)["num_episodes_not_resumed"] == ENVS
 
 
-def test_another_number_of_sub_environments_begins_anew(tmp_path: Path) -> None:
-    with PPO(env="CartPole-v1", config=SMALL) as algo:
-        trained(algo, 1)
-        algo.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path, {"num_envs_per_worker": 5}) as again:
-            assert trained(again, 1)["num_episodes_not_resumed"] == ENVS
-
-
 class Counter(BaseEnv):
     """A `BaseEnv` of a user's own, which nobody may reset behind its back."""
 
@@ -227,10 +219,3 @@ def test_environments_are_given_tuples_again_and_nothing_in_the_place_of_somethi
             ConfigError, match=r"\['value'\].* was an instance of .*, which a checkpoint holds by"
         ):
             again(value)
-
-
-def test_what_is_given_again_is_what_it_was() -> None:
-    config = read_config(PPOConfig, {"env": "CartPole-v1", "env_config": {"mode": Mode.HARD}})
-    stored = json.loads(json.dumps(stored_config(config, PolicyMap())))
-    found = restored_config(PPOConfig, stored, {"env_config": {"mode": Mode.HARD}})
-    assert found.env_config["mode"] is Mode.HARD

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from menv import Policy, PolicySpec
-from menv.algorithms import DQN, PPO, Algorithm, PPOPolicy, compute_advantages
+from menv.algorithms import DQN, PPO, Algorithm, PPOPolicy
 from menv.base_env import ALL
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, resumed_twice, trained, weights_of
@@ -51,15 +51,6 @@ class OwnLoss(PPOPolicy):
     def loss(self, batch: Any) -> Any:
         total, told = self.ppo_loss(batch)
         return total + self.modules["extra"](torch.ones(1, 3)).pow(2).sum(), told
-
-
-class OwnValues(OwnLoss):
-    """Has advantages from the network that its learner changes."""
-
-    def postprocess_trajectory(self, batch: Any, other_agent_batches: Any = None, episode: Any = None) -> Any:
-        with torch.no_grad():
-            batch["vf_preds"] = self.network.values(torch.from_numpy(batch["obs"])).numpy()
-        return compute_advantages(batch, batch["vf_preds"][-1])
 
 
 class Pausing(MultiAgentEnv):
@@ -133,18 +124,3 @@ def test_what_users_add_goes_on_with_a_resumed_run(name: str, tmp_path: Path) ->
         with kind.from_checkpoint(tmp_path, {"multiagent": config["multiagent"]}, env=env) as again:
             assert weights_of(again) == weights_of(algo)
     resumed_twice(kind, tmp_path, 2, config={"multiagent": config["multiagent"]}, env=env)
-
-
-@pytest.mark.parametrize("iterations", [0, 1])
-def test_a_policy_that_looks_at_its_network_goes_on_from_before_it_learned(
-    iterations: int, tmp_path: Path
-) -> None:
-    found = []
-    with PPO(env="tictactoe", config={**SMALL, "multiagent": two(a=OwnValues)}) as algo:
-        trained(algo, iterations)
-        algo.save(tmp_path)
-        for _ in range(2):
-            algo.restore(tmp_path)
-            trained(algo, 2)
-            found.append(weights_of(algo))
-    assert found[0] == found[1]

@@ -26,7 +26,6 @@ from menv.algorithms.off_policy.config import ExplorationConfig, ReplayBufferCon
 from menv.cli.main import main
 from menv.errors import ConfigError, MenvError
 from menv.policy_map import PolicyMap
-from menv.serialization import from_plain, to_plain
 from menv.wrappers import RecordEpisodes
 from tests.checkpoints.forged import forge
 from tests.checkpoints.runs import SMALL
@@ -279,13 +278,6 @@ def test_settings_of_an_environment_that_name_a_module_are_given_again(canary: P
 
 
 LONG = "x" * 300
-
-
-def test_a_string_of_numpy_is_plain_wherever_it_stands() -> None:
-    value = {np.str_("a"): [np.str_("b"), (np.str_("c"),)]}
-    found = from_plain(json.loads(json.dumps(to_plain(value, {}))), {})
-    assert found == {"a": ["b", ("c",)]}
-    assert type(next(iter(found))) is type(found["a"][0]) is np.str_
 
 
 def test_a_name_that_no_file_system_takes_is_refused_in_one_line(

@@ -20,7 +20,7 @@ from menv.errors import ConfigError, UnknownNameError
 from menv.inference.checkpoint_folder import find_checkpoint
 from tests.bundles.cases import observations, same
 from tests.checkpoints.forged import forge
-from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
+from tests.checkpoints.runs import SMALL, by_seat, trained
 from tests.house.sources import ROOT
 
 TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
@@ -195,20 +195,6 @@ def test_what_is_no_checkpoint_at_all_is_refused(tmp_path: Path) -> None:
     (tmp_path / "LATEST").write_text("000007\n")
     with pytest.raises(ConfigError, match="LATEST names 000007, which is missing"):
         Policy.from_checkpoint(tmp_path)
-
-
-def test_saving_changes_nothing_of_the_run_and_loading_it_reads_no_policy(
-    saved: Path, tmp_path: Path
-) -> None:
-    folder = changed(saved, tmp_path / "run")
-    shutil.rmtree(folder / "policies")
-    with (
-        PPO.from_checkpoint(tmp_path / "run", policy_mapping_fn=by_seat) as algo,
-        PPO.from_checkpoint(saved, policy_mapping_fn=by_seat) as other,
-    ):
-        other.save(tmp_path / "in between")
-        assert trained(algo, 2)["episode_reward_mean"] == trained(other, 2)["episode_reward_mean"]
-        assert weights_of(algo) == weights_of(other)
 
 
 def test_a_path_that_leads_to_no_folder_says_where_it_was_looked_for(

@@ -218,7 +218,7 @@ def _fit_to_machine(values: Tree, given: Mapping[str, Any]) -> None:
         )
         for one in ray:
             one["engine"] = None
-    gpu = [one for one in settings if one.get("num_gpus")]
+    gpu = [one for one in settings if isinstance(one.get("num_gpus"), int | float) and one["num_gpus"]]
     if gpu and "num_gpus" not in given and not _finds_gpu():
         warnings.warn(
             "from_checkpoint: the checkpoint has num_gpus and torch finds no GPU here, so the processor learns; pass "
