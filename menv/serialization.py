@@ -13,7 +13,7 @@ import json
 import math
 import shlex
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -145,8 +145,6 @@ def _plain_dict(value: Mapping[Any, Any], arrays: Arrays) -> Any:
 
 
 def _plain_array(value: Any, arrays: Arrays) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return {"$objects": [list(value.shape), [to_plain(item, arrays) for item in value.ravel()]]}
     if value.dtype.kind not in _KINDS or value.dtype.itemsize > 8:
         raise ConfigError(
             f"array of {value.dtype}: not a plain value, expected booleans, integers or floats; convert it"
@@ -163,8 +161,6 @@ def _marked(mark: str, held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any
         if mark in ("$tuple", "$set", "$frozenset"):
             kind = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[mark]
             return kind(from_plain(item, arrays) for item in held)
-        if mark == "$objects":
-            return _objects(held, arrays)
         if mark == "$bytes":
             return bytes.fromhex(held)
         if mark == "$str":
@@ -180,14 +176,6 @@ def _marked(mark: str, held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any
             f"plain data: {mark!r} with {str(held)[:60]!r}, expected what to_plain writes; the file was written by "
             "something else"
         ) from error
-
-
-def _objects(held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    shape, items = held
-    flat = np.empty(len(items), object)
-    for place, item in enumerate(items):
-        flat[place] = from_plain(item, arrays)
-    return flat.reshape(shape)
 
 
 Space = gym.Space[Any]
@@ -309,10 +297,8 @@ class SpaceDecoder:
         if level > MOST_LEVELS or self._parts > MOST_PARTS:
             raise self._wrong(f"more than {MOST_LEVELS} levels or {MOST_PARTS} parts", "fewer")
         tag = value.get("space") if isinstance(value, Mapping) else None
-        if not isinstance(tag, str) or tag not in _READERS:
-            raise self._wrong(f"unknown space tag {tag!r:.60}", f"one of {sorted(_READERS)}")
         try:
-            return _READERS[tag](self, value, level)
+            return self._made_of(tag, value, level)
         except ConfigError:
             raise
         except KeyError as error:
@@ -320,6 +306,54 @@ class SpaceDecoder:
         except (ValueError, TypeError, AssertionError, OverflowError, AttributeError) as error:
             why = str(error).replace("\n", " ")
             raise self._wrong(f"{tag} cannot be made ({why:.80})", "what space_to_json returned") from error
+
+    def _made_of(self, tag: Any, value: Mapping[str, Any], level: int) -> Space:
+        spaces = gym.spaces
+        match tag:
+            case "box":
+                dtype = self.dtype(value["dtype"])
+                shape = self.shape(value["shape"], dtype)
+                low, high = (self.array(value[name], shape, dtype) for name in ("low", "high"))
+                # The dtype of an array of no axes is a scalar type for gymnasium.
+                return spaces.Box(low, high, shape, dtype.type)
+            case "discrete":
+                start, dtype = value["start"], self.dtype(value["dtype"])
+                if type(start) is not int or not -(1 << 62) < start < 1 << 62:
+                    raise ValueError("start is no integer")
+                count = self.count(value["n"])
+                if dtype == np.int64:
+                    return spaces.Discrete(count, start=start)
+                return spaces.Discrete(count, start=start, dtype=dtype.type)
+            case "multi-discrete":
+                dtype = self.dtype(value["dtype"])
+                shape = self.shape(value["shape"], dtype)
+                sizes, starts = (self.array(value[name], shape, dtype) for name in ("nvec", "start"))
+                return spaces.MultiDiscrete(sizes, dtype=dtype.type, start=starts)
+            case "multi-binary":
+                size, flag = value["n"], np.dtype(np.int8)
+                if isinstance(size, list):
+                    return spaces.MultiBinary(list(self.shape(size, flag)))
+                return spaces.MultiBinary(self.shape([size], flag)[0])
+        return self._nested_of(tag, value, level)
+
+    def _nested_of(self, tag: Any, value: Mapping[str, Any], level: int) -> Space:
+        match tag:
+            case "tuple":
+                return gym.spaces.Tuple([self.space(part, level + 1) for part in list(value["spaces"])])
+            case "dict":
+                parts: OrderedDict[str, Space] = OrderedDict()
+                for key, part in list(value["spaces"]):
+                    if not isinstance(key, str) or key in parts:
+                        raise ValueError(f"key {key!r:.40} is no str, or twice there")
+                    parts[key] = self.space(part, level + 1)
+                return gym.spaces.Dict(parts)
+            case "text":
+                least, most = self.count(value["min_length"], least=0), self.count(value["max_length"])
+                characters = str(value["characters"])
+                if len(characters) > MOST_CHARACTERS:
+                    raise ValueError(f"{len(characters)} characters, at most {MOST_CHARACTERS}")
+                return gym.spaces.Text(most, min_length=least, charset=characters)
+        raise self._wrong(f"unknown space tag {tag!r:.60}", "what space_to_json returned")
 
     def shape(self, value: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
         """Return the shape of an array, once its size is counted."""
@@ -362,69 +396,6 @@ class SpaceDecoder:
 _DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
-
-
-def _read_box(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
-    dtype = reader.dtype(value["dtype"])
-    shape = reader.shape(value["shape"], dtype)
-    low, high = (reader.array(value[name], shape, dtype) for name in ("low", "high"))
-    # The dtype of an array of no axes is a scalar type for gymnasium.
-    return gym.spaces.Box(low, high, shape, dtype.type)
-
-
-def _read_discrete(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
-    start, dtype = value["start"], reader.dtype(value["dtype"])
-    if type(start) is not int or not -(1 << 62) < start < 1 << 62:
-        raise ValueError("start is no integer")
-    if dtype == np.int64:
-        return gym.spaces.Discrete(reader.count(value["n"]), start=start)
-    return gym.spaces.Discrete(reader.count(value["n"]), start=start, dtype=dtype.type)
-
-
-def _read_multi_discrete(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
-    dtype = reader.dtype(value["dtype"])
-    shape = reader.shape(value["shape"], dtype)
-    sizes, start = (reader.array(value[name], shape, dtype) for name in ("nvec", "start"))
-    return gym.spaces.MultiDiscrete(sizes, dtype=dtype.type, start=start)
-
-
-def _read_multi_binary(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
-    size = value["n"]
-    if isinstance(size, list):
-        return gym.spaces.MultiBinary(list(reader.shape(size, np.dtype(np.int8))))
-    return gym.spaces.MultiBinary(reader.shape([size], np.dtype(np.int8))[0])
-
-
-def _read_tuple(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
-    return gym.spaces.Tuple([reader.space(part, level + 1) for part in list(value["spaces"])])
-
-
-def _read_dict(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
-    parts: OrderedDict[str, Space] = OrderedDict()
-    for key, part in list(value["spaces"]):
-        if not isinstance(key, str) or key in parts:
-            raise ValueError(f"key {key!r:.40} is no str, or twice there")
-        parts[key] = reader.space(part, level + 1)
-    return gym.spaces.Dict(parts)
-
-
-def _read_text(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
-    least, most = reader.count(value["min_length"], least=0), reader.count(value["max_length"])
-    characters = str(value["characters"])
-    if len(characters) > MOST_CHARACTERS:
-        raise ValueError(f"{len(characters)} characters, at most {MOST_CHARACTERS}")
-    return gym.spaces.Text(most, min_length=least, charset=characters)
-
-
-_READERS: dict[str, Callable[[SpaceDecoder, Mapping[str, Any], int], Space]] = {
-    "box": _read_box,
-    "discrete": _read_discrete,
-    "multi-discrete": _read_multi_discrete,
-    "multi-binary": _read_multi_binary,
-    "tuple": _read_tuple,
-    "dict": _read_dict,
-    "text": _read_text,
-}
 
 
 def shell_line(words: Iterable[str]) -> str:

@@ -48,6 +48,8 @@ RUN_CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a run folder."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+Files: TypeAlias = Mapping[str, Arrays | Mapping[str, Any]]
+Add: TypeAlias = Callable[[Path], Mapping[str, Any]]
 
 _NUMBER = re.compile(r"\d{6,18}")
 _MOST_JSON, _MOST_VALUES = MOST_BYTES, 1 << 21
@@ -93,8 +95,8 @@ def write_checkpoint(
     root: Path,
     number: int,
     manifest: Mapping[str, Any],
-    files: Mapping[str, Arrays | Mapping[str, Any]],
-    add: Callable[[Path], Mapping[str, Any]] | None = None,
+    files: Files,
+    add: Add | None = None,
 ) -> Path:
     """Write a numbered folder, replacing an earlier one of this number, and let `LATEST` name it.
 
@@ -102,50 +104,44 @@ def write_checkpoint(
     name, may write and sync folders in it, and returns more of the manifest.
     """
     check_root(root)
+    name, tag = f"{number:06d}", secrets.token_hex(4)
+    folder, target, replaced = root / f".writing-{name}-{tag}", root / name, root / f".replaced-{name}-{tag}"
     with writing("save", f"checkpoint {number} in {root}"):
         root.mkdir(parents=True, exist_ok=True)
-        return _written(root, f"{number:06d}", manifest, files, add)
+        try:
+            _fill(folder, manifest, files, add)
+        except BaseException:
+            # On a full disk a draft would block the next save.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if target.exists():
+            # Until `folder` has its name, readers use this one.
+            os.replace(target, replaced)
+        os.replace(folder, target)
+        policy_bundle.sync(root)
+        with replacing(root / LATEST) as draft:
+            draft.write_text(f"{name}\n", "ascii")
+            policy_bundle.sync(draft)
+        policy_bundle.sync(root)
+        with suppress(OSError):
+            _remove(replaced)
+        _sweep(root)
+    return target
 
 
-def _written(
-    root: Path,
-    name: str,
-    manifest: Mapping[str, Any],
-    files: Mapping[str, Arrays | Mapping[str, Any]],
-    add: Callable[[Path], Mapping[str, Any]] | None,
-) -> Path:
-    tag = secrets.token_hex(4)
-    folder, target, replaced = root / f".writing-{name}-{tag}", root / name, root / f".replaced-{name}-{tag}"
-    try:
-        _fill(folder, manifest, files, add)
-    except BaseException:
-        # On a full disk a draft would block the next save.
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if target.exists():
-        # Until `folder` has its name, readers use this one.
-        os.replace(target, replaced)
-    os.replace(folder, target)
-    policy_bundle.sync(root)
-    with replacing(root / LATEST) as draft:
-        draft.write_text(f"{name}\n", "ascii")
-        policy_bundle.sync(draft)
-    policy_bundle.sync(root)
-    # Also what killed processes left, but not what one writes now.
+def _sweep(root: Path) -> None:
+    """Delete what killed processes left, but not what one writes now."""
     for path in root.glob(".writing-*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _LONGEST_SAVE:
                 shutil.rmtree(path)
-    with suppress(OSError):
-        _remove(replaced)
-    return target
 
 
 def _fill(
     folder: Path,
     manifest: Mapping[str, Any],
-    files: Mapping[str, Arrays | Mapping[str, Any]],
-    add: Callable[[Path], Mapping[str, Any]] | None,
+    files: Files,
+    add: Add | None,
 ) -> None:
     folder.mkdir()
     hashes = {}

@@ -44,8 +44,7 @@ def test_a_dict_that_looks_like_a_mark_is_a_dict() -> None:
 
 
 def test_arrays_come_back_with_shape_and_type() -> None:
-    column = np.empty(2, object)
-    column[:] = [(1, np.float32(0.5)), {"a": np.arange(3)}]
+    column = [(1, np.float32(0.5)), {"a": np.arange(3)}]
     tree = {"a": np.zeros((0, 3), np.float32), "b": np.uint64(2**63), "c": column, "d": np.array(True)}
     found = there_and_back(tree)
     assert (found["a"].shape, found["a"].dtype) == ((0, 3), np.float32)
@@ -76,8 +75,6 @@ def test_anything_else_is_refused(value: Any) -> None:
         {"$dict": [1]},
         {"$float": "x"},
         {"$float": 10**400},
-        {"$objects": 3},
-        {"$objects": [[10**30], [1]]},
     ],
 )
 def test_marks_that_nobody_writes_are_refused(tree: Any) -> None:

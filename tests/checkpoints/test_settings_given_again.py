@@ -272,21 +272,14 @@ def test_the_latest_and_the_best_are_kept(tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["000005", "LATEST"]
 
 
-@pytest.mark.parametrize(
-    ("keep", "why"),
-    [
-        ({"keep_last": 0}, "keep_last is 0"),
-        ({"keep_last": True}, "keep_last is True"),
-        ({"keep_best": "episode_reward_mean"}, r"expected \(metric, n\)"),
-        ({"keep_best": ("episode_reward_mean", 0)}, r"expected \(metric, n\)"),
-        ({"keep_best": ("episode_reward", 1)}, "names 'episode_reward', which is not in the result"),
-        ({"keep_best": ("hist_stats", 1)}, "names 'hist_stats', dict, expected a number"),
-    ],
-)
-def test_unclear_wishes_are_refused_before_anything_is_written(keep: Any, why: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", [
+    {"keep_last": 0}, {"keep_last": True}, {"keep_best": "episode_reward_mean"},
+    {"keep_best": ("episode_reward_mean", 0)}, {"keep_best": ("episode_reward", 1)}, {"keep_best": ("hist_stats", 1)},
+])  # fmt: skip
+def test_unclear_wishes_are_refused_before_anything_is_written(keep: Any, tmp_path: Path) -> None:
     with PPO(env="CartPole-v1", config=SMALL) as algo:
         algo.train()
-        with pytest.raises(ConfigError, match=why):
+        with pytest.raises(ConfigError, match=f"^save: .*{next(iter(keep))}"):
             algo.save(tmp_path, **keep)
     assert not list(tmp_path.iterdir())
 

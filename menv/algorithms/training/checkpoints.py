@@ -469,8 +469,8 @@ def _check_keeping(keep_last: object, keep_best: object) -> None:
         msgspec.convert({"keep_last": keep_last, "keep_best": keep_best}, _Keeping)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"save: {error}, with keep_last={keep_last!r:.60} and keep_best={keep_best!r:.60}, expected an integer of "
-            'at least 1 and (metric, n), such as ("episode_reward_mean", 3); correct them'
+            f"save: keep_last={keep_last!r:.60}, keep_best={keep_best!r:.60} ({error}), expected an integer of at "
+            'least 1 and (metric, n), such as ("episode_reward_mean", 3); correct them'
         ) from None
 
 
@@ -478,10 +478,10 @@ def _metric(result: Mapping[str, Any], metric: str) -> float | None:
     """Return a value of a result, None if there is none yet."""
     value: Any = result or None
     for part in metric.split("/") if result else ():
-        value = value.get(part, "missing") if isinstance(value, Mapping) else "missing"
+        value = value.get(part, "") if isinstance(value, Mapping) else ""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ConfigError(
-            f"save: keep_best names {metric!r}, {value!r:.60} in the result, expected the key of a number, such as "
+            f"save: keep_best names {metric!r}, which is no number of the result, expected one of its keys, such as "
             '"episode_reward_mean"; correct it'
         )
     return None if value is None else float(value)
