@@ -131,10 +131,10 @@ def write_checkpoint(
 
 def _sweep(root: Path) -> None:
     """Delete what killed processes left, but not what one writes now."""
-    for path in root.glob(".writing-*"):
+    for path in (path for kind in ("writing", "replaced", "removed") for path in root.glob(f".{kind}-*")):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _LONGEST_SAVE:
-                shutil.rmtree(path)
+            if time.time() - path.lstat().st_mtime > _LONGEST_SAVE:
+                _remove(path)
 
 
 def _fill(
