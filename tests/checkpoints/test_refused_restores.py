@@ -99,7 +99,7 @@ def test_a_restore_that_was_broken_off_has_to_come_to_its_end_before_anything_el
             Shut.shut = False
         calls: list[Any] = [algo.train, algo.sample, algo.evaluate, lambda: algo.save(tmp_path)]
         for call in calls:
-            with pytest.raises(CallOrderError, match=r"restore was broken off, .*call restore again"):
+            with pytest.raises(CallOrderError, match="call restore again"):
                 call()
         algo.restore(tmp_path)
         assert algo.train()["digest"] == expected
