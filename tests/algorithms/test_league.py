@@ -128,7 +128,7 @@ def test_outcomes_and_chances_are_those_computed_by_hand() -> None:
         # Wins, draws and losses; the earlier game counts 0.99.
         assert league.outcomes[me][it] == pytest.approx([0.99, 1.0, 0.0])
         # Rows of snapshots would grow with the square of their number.
-        assert league.state()["outcomes"].keys() == {me}
+        assert league.state().outcomes.keys() == {me}
         assert league.loss_rate(it) == pytest.approx(1.0 / 2.99)
         assert league.loss_rate("random") == pytest.approx(1.5 / 2.0)
 
@@ -280,7 +280,7 @@ def test_a_league_resumes_alike_in_new_and_running_algorithms(num_workers: int, 
         algo.save(tmp_path)
         algo.restore(tmp_path)
         rest, state = outcome(algo, 5), league_of(algo).state()
-    assert state["members"].keys() == {f"snapshot_{number}" for number in range(6)}
+    assert state.members.keys() == {f"snapshot_{number}" for number in range(6)}
     with PPO.from_checkpoint(tmp_path) as algo:
         assert outcome(algo, 5) == rest
         assert league_of(algo).state() == state
