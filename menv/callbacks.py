@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
-from types import MethodType
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from menv.errors import ConfigError
@@ -131,13 +131,9 @@ def make_multi_callbacks(
         def __init__(self) -> None:
             self.callbacks = [read_callbacks(one) for one in callback_classes]
             for hook in HOOKS:
-                # Hooks that were set on an instance are not found on its class.
-                if not overrides(type(self), hook) and overrides(self.callbacks, hook):
-                    setattr(self, hook, MethodType(_each(hook), self))
+                if overrides(self.callbacks, hook):
+                    setattr(self, hook, partial(_call_each, self.callbacks, hook))
 
-    for hook in HOOKS:
-        if overrides(callback_classes, hook):
-            setattr(MultiCallbacks, hook, _each(hook))
     return MultiCallbacks
 
 
@@ -213,9 +209,6 @@ def _created(callback_class: type[DefaultCallbacks]) -> DefaultCallbacks:
     return callback_class()
 
 
-def _each(hook: str) -> Callable[..., None]:
-    def call(self: Any, **kwargs: Any) -> None:
-        for one in self.callbacks:
-            getattr(one, hook)(**kwargs)
-
-    return call
+def _call_each(callbacks: Sequence[DefaultCallbacks], hook: str, **kwargs: Any) -> None:
+    for one in callbacks:
+        getattr(one, hook)(**kwargs)

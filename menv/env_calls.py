@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv.errors import ConfigError, ContractError, no_exit
+from menv.errors import ConfigError, ContractError
 from menv.spaces import own_copy
 
 OR_MANY_AGENTS = (
@@ -77,24 +77,15 @@ def many_agents(env: Any, obs: object = None) -> str | None:
 
 
 def close_env(env: object) -> None:
-    """Close an environment if it has a `close`.
-
-    Raises:
-        EnvCrashError: It called `sys.exit()`.
-    """
+    """Close an environment if it has a `close`."""
     close = getattr(env, "close", None)
     if close is not None:
-        with no_exit(f"{type(env).__name__}.close"):
-            close()
+        close()
 
 
 def close_unused(env: Any) -> None:
-    """Close an environment that was never reset and ignore its errors: many cannot be closed then.
-
-    Raises:
-        EnvCrashError: It called `sys.exit()`.
-    """
-    with no_exit(f"{type(env).__name__}.close"), suppress(Exception):
+    """Close an environment that was never reset and ignore its errors: many cannot be closed then."""
+    with suppress(Exception):
         env.close()
 
 
@@ -212,7 +203,6 @@ def call_method(env: object, name: str, env_id: object, args: Sequence[Any]) -> 
 
     Raises:
         ConfigError: It has no such method.
-        EnvCrashError: It called `sys.exit()`.
     """
     if not isinstance(name, str):
         raise ConfigError(
@@ -225,5 +215,4 @@ def call_method(env: object, name: str, env_id: object, args: Sequence[Any]) -> 
             f"call: env {env_id} is a {type(getattr(env, 'unwrapped', env)).__name__} and has no method {name!r}, "
             "expected the name of one of its methods; check the spelling"
         )
-    with no_exit(f"call: env {env_id}, {name}"):
-        return found(*args)
+    return found(*args)

@@ -12,17 +12,12 @@ import numpy as np
 
 from menv import rng
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError
 
 MEMBER_REWARDS = "__member_rewards__"
 """Key in the last info dict of a group's trajectory: the return of each member in that trajectory."""
 
 _NOTHING: Mapping[str, Any] = {}
-
-
-def _kept(name: str) -> Any:
-    """Return the property of an attribute that most episodes do not use."""
-    return property(lambda self: self._extra(name), lambda self, value: self._set_extra(name, value))
 
 
 class Episode:
@@ -47,21 +42,10 @@ class Episode:
     """
 
     __slots__ = (
-        "_extras",
-        "_last",
-        "_policies",
-        "_reappeared",
-        "_rng",
-        "_running",
-        "_unseen",
-        "agent_rewards",
-        "begun_at",
-        "env_id",
-        "episode_id",
-        "length",
-        "match",
-        "unclaimed_rewards",
-    )
+        "_last", "_policies", "_reappeared", "_rng", "_running", "_unseen", "agent_rewards", "begun_at",
+        "custom_metrics", "env_id", "episode_id", "hist_data", "length", "match", "media", "member_rewards",
+        "unclaimed_rewards", "user_data",
+    )  # fmt: skip
 
     def __init__(self, episode_id: int, env_id: EnvId) -> None:
         self.episode_id = episode_id
@@ -72,8 +56,11 @@ class Episode:
         self.match: Mapping[str, str] = _NOTHING
         # The unclaimed rewards of agents that have not appeared yet.
         self._unseen: dict[AgentId, float] = {}
-        # Most episodes need none: they are created on demand.
-        self._extras: dict[str, Any] | None = None
+        self.custom_metrics: dict[str, float] = {}
+        self.user_data: dict[str, Any] = {}
+        self.hist_data: dict[str, list[float]] = {}
+        self.media: dict[str, Any] = {}
+        self.member_rewards: dict[AgentId, dict[AgentId, float]] = {}
         self._last: dict[AgentId, tuple[Any, Any]] = {}
         self._reappeared: dict[AgentId, int] = {}
         # Returns of agents without the running trajectories that `count_so_far` added; None before their first one.
@@ -81,32 +68,6 @@ class Episode:
         self._rng: np.random.Generator | None = None
         # The policy of each agent, and its number in order of appearance.
         self._policies: dict[AgentId, tuple[str, int]] = {}
-
-    def _extra(self, name: str) -> Any:
-        if self._extras is None:
-            self._extras = {}
-        return self._extras.setdefault(name, {})
-
-    def _set_extra(self, name: str, value: Any) -> None:
-        if name != "user_data" and not isinstance(value, Mapping):
-            raise ContractError(
-                f"episode.{name}: a {type(value).__name__}, expected a dict by name; put values into that "
-                "which is there"
-            )
-        self._extra(name)
-        assert self._extras is not None
-        self._extras[name] = value
-
-    custom_metrics: dict[str, float] = _kept("custom_metrics")
-    user_data: dict[str, Any] = _kept("user_data")
-    hist_data: dict[str, list[float]] = _kept("hist_data")
-    media: dict[str, Any] = _kept("media")
-    member_rewards: dict[AgentId, dict[AgentId, float]] = _kept("member_rewards")
-
-    @property
-    def extras(self) -> Mapping[str, Any]:
-        """The ones of these five that are in use, by name."""
-        return self._extras or _NOTHING
 
     @property
     def rng(self) -> np.random.Generator:

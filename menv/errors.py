@@ -1,18 +1,14 @@
 """The errors that menv raises, one class for each remedy, and its one warning; then the faults of environments.
 
 A message reads `<where>: <what was wrong, with values>, expected <rule>; <what to do next>` and never holds a whole
-observation, batch or set of weights. Code that calls an environment catches `raised_by_envs()`, or calls it in
-`no_exit()`; an `EnvFault` describes a fault that cost one episode.
+observation, batch or set of weights. An `EnvFault` describes a fault of an environment that cost one episode.
 """
 
 from __future__ import annotations
 
 import re
-import signal
-import sys
 import traceback
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple, Self
 
@@ -127,48 +123,6 @@ _LONGEST = 200
 _LONGEST_TRACEBACK = 20_000
 CALLER, WORKER = "caller", "worker"
 """The `where` of a fault whose episode ended because its client vanished, and of a lost rollout worker."""
-
-
-def raised_by_envs() -> tuple[type[BaseException], ...]:
-    """Return the exceptions to catch around a call of an environment; call it in the `except` clause itself.
-
-    `sys.exit()` in an environment is a fault like any other; in a signal handler it ends the run.
-    """
-    error = sys.exc_info()[1]
-    return (Exception,) if isinstance(error, SystemExit) and _of_a_signal(error) else (Exception, SystemExit)
-
-
-@contextmanager
-def no_exit(where: str) -> Iterator[None]:
-    """Turn `sys.exit()` in an environment into a readable error; `where` begins the message.
-
-    Raises:
-        EnvCrashError: The environment called it.
-    """
-    try:
-        yield
-    except SystemExit as error:
-        if _of_a_signal(error):
-            raise
-        raise EnvCrashError(f"{where}: raised {error!r}; leave sys.exit() to your own program") from error
-
-
-def _of_a_signal(error: SystemExit) -> bool:
-    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    here = error.__traceback__
-    while here is not None:
-        if here.tb_frame.f_code in codes:
-            return True
-        here = here.tb_next
-    return False
-
-
-def _code_of(handler: Any) -> Any:
-    """Return the code object of a signal handler; None for anything that is not callable, such as SIG_DFL."""
-    if not callable(handler):
-        return None
-    function = getattr(handler, "func", handler)
-    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
 
 
 class EnvFault(NamedTuple):

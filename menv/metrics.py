@@ -177,24 +177,21 @@ class Metrics:
         others: Sequence[tuple[str, float]] = ()
         if len(rewards) > _MOST_AGENTS:
             rewards, others = _split_crowd(episode)
-        extras = episode.extras
-        if extras:
-            members = extras.get("member_rewards", _NOTHING)
-            custom = {
-                name: _number(f"episode.custom_metrics[{name!r}]", value)
-                for name, value in extras.get("custom_metrics", _NOTHING).items()
-            }
-            # Their names are keys of a result, which is to be JSON.
-            hist = {
-                f"{name}": _numbers(f"episode.hist_data[{name!r}]", values)
-                for name, values in extras.get("hist_data", _NOTHING).items()
-            }
-            if "media" in extras:
-                self._media.append((when, extras["media"]))
-        else:
-            members, custom, hist = _NOTHING, {}, {}
-        total, length = episode.total_reward, episode.length
-        self._new.append(EpisodeSummary(total, length, rewards, others, members, custom, hist, when))
+        for field in ("custom_metrics", "hist_data", "media"):
+            if not isinstance(value := getattr(episode, field), Mapping):
+                raise ContractError(f"episode.{field}: a {type(value).__name__}, expected a dict by name")
+        custom = {
+            name: _number(f"episode.custom_metrics[{name!r}]", value) for name, value in episode.custom_metrics.items()
+        }
+        # Their names are keys of a result, which is to be JSON.
+        hist = {f"{name}": _numbers(f"episode.hist_data[{name!r}]", values) for name, values in episode.hist_data.items()}
+        if episode.media:
+            self._media.append((when, episode.media))
+        self._new.append(
+            EpisodeSummary(
+                episode.total_reward, episode.length, rewards, others, episode.member_rewards, custom, hist, when
+            )
+        )  # fmt: skip
         self._new_count += 1
         self.episodes_total += 1
         self.add_unclaimed(episode.unclaimed_rewards)

@@ -45,7 +45,6 @@ from menv.errors import (
     MissingExtraError,
     UnknownNameError,
     message_of,
-    raised_by_envs,
 )
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.multi_agent_env import MultiAgentEnv
@@ -84,10 +83,6 @@ _FOREIGN: Final = ("pettingzoo", "openspiel")
 """What stands before the colon in the names of other libraries' environments."""
 
 
-class NotCallableError(ConfigError, TypeError):
-    """A registered creator cannot be called; pass a class or a function."""
-
-
 class _KeywordsError(ConfigError):
     """The keys of `env_config` are not the keywords of the creator."""
 
@@ -101,8 +96,7 @@ def register_env(name: str, creator: EnvCreator) -> None:
             environment.
 
     Raises:
-        ConfigError: `name` is not a string, or is empty.
-        NotCallableError: `creator` cannot be called; it is a `ConfigError` and a `TypeError`.
+        ConfigError: `name` is not a string, or is empty, or `creator` cannot be called.
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(
@@ -110,7 +104,7 @@ def register_env(name: str, creator: EnvCreator) -> None:
             "call register_env('my_env', creator)"
         )
     if not callable(creator):
-        raise NotCallableError(
+        raise ConfigError(
             f"register_env: the creator of {name!r} is a {type(creator).__name__}, expected a class or a "
             f"function that takes one EnvContext; call register_env({name!r}, lambda context: ...)"
         )
@@ -236,7 +230,7 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
         created = creator(own)
     except _KeywordsError:
         raise
-    except raised_by_envs() as error:
+    except Exception as error:
         raise EnvCrashError(
             f"{where}: its creator raised {type(error).__name__}: {_first_line(error)}; "
             "the traceback of the cause leads to the line"
@@ -364,7 +358,7 @@ def _import(name: str, module_name: str) -> Any:
         raise unknown_name(name, why if module_name else "")
     try:
         module = importlib.import_module(module_name)
-    except raised_by_envs() as error:
+    except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise unknown_name(name, why) from error
         package = (getattr(error, "name", None) or "").partition(".")[0]
@@ -431,7 +425,7 @@ def checked_creator(label: str, creator: EnvCreator, kind: str = "EnvContext") -
     """Return `creator` if it can be called with one positional argument of class `kind`; `label` begins the message.
 
     Raises:
-        ConfigError: It accepts none, or needs more; or its first parameter is a setting.
+        ConfigError: It accepts none, or needs more.
     """
     try:
         signature = inspect.signature(creator)
@@ -444,41 +438,22 @@ def checked_creator(label: str, creator: EnvCreator, kind: str = "EnvContext") -
             f"{label}: takes {signature}, expected one argument, the {kind}; "
             "pass `lambda context: ...` and pick from the context what it needs"
         ) from error
-    first = next(iter(signature.parameters.values()))
-    if _is_setting(first):
-        raise ConfigError(
-            f"{label}: its first parameter is {first}, which would be given the {kind}, expected one for that; "
-            f"pass `lambda context: {getattr(creator, '__name__', 'Env')}(**context)`, which hands settings on by name"
-        )
     return creator
 
 
 def _env_creator(label: str, creator: Callable[..., Any]) -> EnvCreator:
-    """Return a creator that is called with the context: `creator`, or one that passes the settings by keyword.
-
-    Raises:
-        ConfigError: A parameter seems to be meant for the context, but others are needed or come first.
-    """
+    """Return a creator that is called with the context: `creator`, or one that passes the settings by keyword."""
     try:
         signature = inspect.signature(creator)
     except (TypeError, ValueError):  # some built-in callables do not tell
         return creator
-    parameters = list(signature.parameters.values())
+    first: inspect.Parameter | None = None
     with suppress(TypeError):
         signature.bind(None)
-        if not _is_setting(parameters[0]):
-            return functools.partial(_call, label, creator, signature, parameters[0])
-    for one in parameters:
-        if (
-            _FOR_CONTEXTS.search(one.name.lower())
-            and one.kind not in _VARIABLE
-            and one.default in (one.empty, None)
-        ):
-            raise ConfigError(
-                f"{label}: takes {signature}, expected one argument, the EnvContext, or settings alone, and {one.name} "
-                "reads as either; pass `lambda context: ...` and pick from the context what it needs"
-            )
-    return functools.partial(_call, label, creator, signature, None)
+        first = next(iter(signature.parameters.values()))
+    if first is not None and _is_setting(first):
+        first = None
+    return functools.partial(_call, label, creator, signature, first)
 
 
 def _call(

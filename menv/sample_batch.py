@@ -167,14 +167,6 @@ class SampleBatch(Mapping[str, Column]):
         """Number of rows."""
         return len(self._columns[self.OBS])
 
-    def agent_steps(self) -> int:
-        """Return the number of rows."""
-        return self.count
-
-    def env_steps(self) -> int:
-        """Return the number of rows, as RLlib counts the batch of a single policy."""
-        return self.count
-
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield each row as a dict."""
         names = list(self)
@@ -320,7 +312,7 @@ class MultiAgentBatch:
 
     def agent_steps(self) -> int:
         """Return the number of rows of all policies."""
-        return sum(batch.agent_steps() for batch in self.policy_batches.values())
+        return sum(batch.count for batch in self.policy_batches.values())
 
     def env_steps_of(self, policy_ids: Collection[str], env_per_agent_step: float) -> int:
         """Return the number of env steps in which the agents of some policies acted, as far as their rows show.

@@ -30,7 +30,7 @@ def test_what_belongs_to_a_piece_is_repeated_for_its_rows() -> None:
 
 def test_a_batch_is_a_mapping_of_columns() -> None:
     two = batch([3, 2])
-    assert two.count == two.agent_steps() == 5
+    assert two.count == 5
     assert {"obs", "new_obs", "rewards", "eps_id"} <= set(two)
     assert len(two.keys()) == len(list(two)) == len(set(two))
     assert two.keys() == set(two)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from menv.base_env import AgentId, BaseEnv, EnvId, IntArray
-from menv.errors import ConfigError, EnvCrashError, MenvError, in_words, raised_by_envs
+from menv.errors import ConfigError, EnvCrashError, MenvError, in_words
 
 if TYPE_CHECKING:
     from menv.adapters.external import RequestSource
@@ -101,7 +101,7 @@ def call_env(env: BaseEnv, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(env, method)(*args, **kwargs)
     except MenvError:
         raise
-    except raised_by_envs() as error:
+    except Exception as error:
         raise EnvCrashError(
             f"{type(env).__name__}.{method}: raised {in_words(error)}; "
             "the environment's own traceback is above"

@@ -23,7 +23,7 @@ from menv.base_env import (
     Ready,
 )
 from menv.env_calls import OR_MANY_AGENTS, as_flag, as_reward, last_obs, many_agents, returned
-from menv.errors import ContractError, MenvError, raised_by_envs
+from menv.errors import ContractError, MenvError
 from menv.spaces import own_copy
 
 Step = Callable[[Any], Any]
@@ -236,7 +236,7 @@ class GymEnvs(LocalEnvs):
                 _flag(index, "truncated", truncated)
         except MenvError:
             raise
-        except raised_by_envs() as error:
+        except Exception as error:
             _check_result(index, result, error)
             return error
         return None

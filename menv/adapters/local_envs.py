@@ -30,7 +30,6 @@ from menv.errors import (
     MenvError,
     WorkerLostError,
     in_words,
-    raised_by_envs,
 )
 
 TOLERATED = 2
@@ -325,7 +324,7 @@ class LocalEnvs(Adapter):
             return self._reset_once(index, seed, options)
         except MenvError:
             raise
-        except raised_by_envs() as error:
+        except Exception as error:
             if not self._was_reset[index]:
                 first = EnvCrashError(
                     f"{self._crash_text(index, 'reset', error)}; the environment's own traceback is above"
@@ -382,7 +381,7 @@ class LocalEnvs(Adapter):
             self._replace_env(index)
         except (ContractError, ConfigError):
             raise
-        except raised_by_envs() as error:
+        except Exception as error:
             return error
         if self._envs[index] is before:
             raise self._crashes.error(
@@ -393,7 +392,7 @@ class LocalEnvs(Adapter):
             return self._reset_once(index, seed, options)
         except MenvError:
             raise
-        except raised_by_envs() as error:
+        except Exception as error:
             self.env_steps[index] += 1
             return error
 

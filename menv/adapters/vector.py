@@ -48,7 +48,6 @@ from menv.errors import (
     EnvCrashError,
     MenvError,
     in_words,
-    raised_by_envs,
 )
 from menv.spaces import own_copy
 from menv.vector_env import VectorEnv
@@ -396,7 +395,7 @@ class LockstepEnvs(Adapter):
             return getattr(self.env, method)(*args, **kwargs)
         except MenvError:
             raise
-        except raised_by_envs() as error:
+        except Exception as error:
             where, here = f"{type(self.env).__name__}.{method}", error.__traceback__
             # No frame below this one: the method does not accept these arguments.
             if method in _SIGNATURES and isinstance(error, TypeError) and here and here.tb_next is None:
