@@ -225,7 +225,7 @@ def _over_http(count: int) -> int:
     for number in range(-1, count):
         at = max(number, 0)
         states = (*STATES, half_a_frame, brought, awaiting_weights)
-        door = DOORS[at % 3 if at % 9 < 6 else 0]
+        door = DOORS[at % 2]
         left += door.name == "http" and states[at % len(states)] is not half_a_frame
     return left
 
