@@ -15,7 +15,7 @@ from menv.callbacks import DefaultCallbacks
 from menv.serving import Limits
 from tests.engines.processes import open_files, resident
 from tests.serving.corpus import ACTIONS, OBS, Damage
-from tests.serving.doors import DOORS, TCP, Client, Door, every_door
+from tests.serving.doors import DOORS, HTTP, TCP, Client, Door, every_door
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.test_sessions import STATES
@@ -188,7 +188,7 @@ def awaiting_weights(turns: Turns) -> float:
 def kill(one: Served, number: int) -> None:
     """Bring a client into one of all states and reset its connection."""
     states = (*STATES, half_a_frame, brought, awaiting_weights)
-    voice: Voice = one.voice(DOORS[number % 2])
+    voice: Voice = one.voice(HTTP if number % 9 in (1, 4) else TCP)
     if number % 2:
         voice.greet()
     state = states[number % len(states)]
@@ -225,7 +225,7 @@ def _over_http(count: int) -> int:
     for number in range(-1, count):
         at = max(number, 0)
         states = (*STATES, half_a_frame, brought, awaiting_weights)
-        door = DOORS[at % 2]
+        door = HTTP if at % 9 in (1, 4) else TCP
         left += door.name == "http" and states[at % len(states)] is not half_a_frame
     return left
 
