@@ -348,32 +348,24 @@ def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:
 
 
 def _import(name: str, module_name: str) -> Any:
-    path = Path(module_name) if module_name.endswith(".py") else None
-    why = f"there is no module {module_name!r}"
-    if path is not None:
-        if not path.is_file():
-            raise unknown_name(name, f"there is no file {path.resolve()}")
-        module_name = _module_of(path)
-    elif not module_name or module_name.startswith("."):
-        raise unknown_name(name, why if module_name else "")
+    if not module_name or module_name.startswith("."):
+        raise unknown_name(name)
     try:
-        module = importlib.import_module(module_name)
+        return import_named(module_name, f"env {name!r}")
+    except ConfigError:
+        raise
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise unknown_name(name, why) from error
         package = (getattr(error, "name", None) or "").partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and package and importlib.util.find_spec(package) is None:
             extra = "'menv-rl[pettingzoo]'" if package in ("pettingzoo", "mpe2") else package
             raise MissingExtraError(
-                f"env {name!r}: importing {module_name} needs the package {package}, which is not installed, expected "
-                f"it; run: pip install {extra}"
+                f"env {name!r}: importing {module_name} needs the package {package}, which is not installed; "
+                f"run: pip install {extra}"
             ) from error
         raise EnvCrashError(
-            f"env {name!r}: importing {module_name} raised {type(error).__name__}: {_first_line(error)}, "
-            "expected a module that can be imported; the traceback of the cause leads to the line"
+            f"env {name!r}: importing {module_name} raised {type(error).__name__}: {_first_line(error)}; the traceback "
+            "of the cause leads to the line"
         ) from error
-    _check_file(f"env {name!r}", path, module)
-    return module
 
 
 def _module_of(path: Path) -> str:
@@ -389,16 +381,6 @@ def _module_of(path: Path) -> str:
 
 def _make_from_file(path: Path, inner: str, context: EnvContext) -> Any:
     return resolve_env(f"{path}:{inner}")(context)
-
-
-def _check_file(where: str, path: Path | None, module: Any) -> None:
-    """Refuse a file that Python does not import because another module has its name."""
-    found = getattr(module, "__file__", None)
-    if path is not None and (found is None or Path(found).resolve() != path.resolve()):
-        raise ConfigError(
-            f"{where}: {module.__name__} is the name of another module ({found or 'of Python'}), expected a name for "
-            f"{path} that no other has; rename the file"
-        )
 
 
 def _foreign() -> Any:
@@ -540,32 +522,36 @@ def unknown_name(
 
 
 def import_first(modules: Sequence[str], where: str) -> None:
-    """Import modules or .py files that may call `register_env`; folders of files are added to the path.
-
-    Raises:
-        ConfigError: There is no such module or file. Errors of the module itself are not changed.
-    """
+    """Import modules or .py files that may call `register_env`; see `import_named`."""
     for name in modules:
-        where, path = f"{where} {name}", Path(name) if name.endswith(".py") else None
-        if path is not None:
-            if not path.is_file():
-                raise ConfigError(f"{where}: no such file, expected a module or a .py file; check the path")
-            name = _module_of(path)
-        _check_file(where, path, import_named(name, where))
+        import_named(name, f"{where} {name}")
 
 
 def import_named(name: str, where: str) -> Any:
-    """Import a module by its name.
+    """Import a module by its name, or a .py file, whose folder is added to the path.
 
     Raises:
-        ConfigError: There is no such module. Errors of the module itself are not changed.
+        UnknownNameError: There is no such module or file.
+        ConfigError: Another module has the name of the file. Errors of the module itself are not changed.
     """
+    path = Path(name) if name.endswith(".py") else None
+    if path is not None:
+        if not path.is_file():
+            raise UnknownNameError(f"{where}: there is no file {path.resolve()}; check the path")
+        name = _module_of(path)
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise ConfigError(
-            f"{where}: there is no module {name}, expected one on the path, which ends with {os.getcwd()}; check the "
-            "name, or go to its folder"
+        raise UnknownNameError(
+            f"{where}: there is no module {name!r} on the path, which ends with {os.getcwd()}; check the name, or go "
+            "to its folder"
         ) from None
+    found = getattr(module, "__file__", None)
+    if path is not None and (found is None or Path(found).resolve() != path.resolve()):
+        raise ConfigError(
+            f"{where}: {name} is the name of another module ({found or 'of Python'}), expected a name for {path} that "
+            "no other has; rename the file"
+        )
+    return module

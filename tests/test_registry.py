@@ -209,7 +209,7 @@ def test_an_unknown_name_lists_near_names(name: str, near: str) -> None:
     ],
 )
 def test_a_name_like_no_other_is_unknown_too(name: str) -> None:
-    with pytest.raises(UnknownNameError, match=r"is not known( \(.*\))?, expected a name that .*; \w+"):
+    with pytest.raises(UnknownNameError):
         resolve_env(name)
 
 

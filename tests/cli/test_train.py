@@ -265,7 +265,7 @@ def test_without_a_terminal_there_is_a_line_for_each_iteration(
         (["corridors:Corridoor"], "did you mean 'corridors:Corridor'"),
         (["CartPole-v1", "--config", "lrr=1"], "did you mean 'lr'"),
         (["CartPole-v1", "--config", "callbacks=@corridors:Nothing"], "corridors has no Nothing"),
-        (["CartPole-v1", "--config", "callbacks=@nowhere:Note"], "there is no module nowhere"),
+        (["CartPole-v1", "--config", "callbacks=@nowhere:Note"], "there is no module 'nowhere'"),
         (["corridors:Nameless", "--policies", "auto"], "lists no possible_agents"),
         (["tictactoe", "--policy", "player1=a"], "agent 'player2' matches none of the patterns ['player1']"),
         (["tictactoe", "--policy", "player1=a:DQN", "--policy", "*=a"], "a has two algorithms, expected one"),
