@@ -272,7 +272,7 @@ def test_without_a_terminal_there_is_a_line_for_each_iteration(
         (["pettingzoo:classic/tictactoe"], "did you mean 'pettingzoo:classic/tictactoe_v3'"),
         (["gone.py:Game"], "there is no file"),
         (["CartPole-v1", "--save-every", "2", "--no-save"], "leave one out"),
-        (["CartPole-v1", "--import", "gone.py"], "no such file"),
+        (["CartPole-v1", "--import", "gone.py"], "there is no file"),
         (["CartPole-v1", *SMALL, "--stop", "episode_reward=3"], "did you mean episode_reward_m"),
         (["--resume", "gone"], "there is no folder gone in"),
         (
