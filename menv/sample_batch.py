@@ -25,7 +25,7 @@ Rows: TypeAlias = slice | Sequence[int] | npt.NDArray[np.int64]
 
 _NO_NAME = (
     "SampleBatch: {!r:.60} as the name of a column, expected a name or a slice such as batch[:3]; take(rows) returns "
-    'rows by index, and other_agent_batches holds batches and not tuples: write other_agent_batches[agent_id]["obs"]'
+    "rows by index"
 )
 _DONES = "SampleBatch: 'dones' is split into 'terminateds' and 'truncateds'; use those"
 
@@ -84,28 +84,21 @@ class SampleBatch(Mapping[str, Column]):
 
     def __init__(
         self,
-        columns: Mapping[str, Column] | None = None,
+        columns: Mapping[str, Column],
         segments: TrajectorySlices | None = None,
         infos: Infos | None = None,
-        **by_name: Column,
     ) -> None:
         """Create a batch of `columns`, arrays of equal length, split as `segments` say; without `infos` they are empty.
 
         Raises:
-            KeyError: There is a column "dones".
-            ConfigError: There are no segments, or no columns.
+            ConfigError: There are no segments.
         """
-        columns = by_name if columns is None and by_name else columns
-        if not isinstance(columns, Mapping):
-            raise ConfigError(f"SampleBatch: columns are {columns!r:.60}, expected a dict; pass one")
-        if "dones" in columns:
-            raise KeyError(_DONES)
-        self._columns = dict(columns)
         if segments is None:
             raise ConfigError(
                 "SampleBatch: columns alone, expected segments too, which say where trajectories lie; set columns of a "
                 "batch that was sampled, and hand in your own experience through an ExternalEnv (log_action)"
             )
+        self._columns = dict(columns)
         self.segments = segments
         self._infos = Infos.nothing(self.count) if infos is None else infos
 

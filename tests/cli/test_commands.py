@@ -124,7 +124,7 @@ def test_check_takes_modules_that_register_environments(
     assert main(["check", "long_corridor", "--import", module]) == 0
     assert capsys.readouterr().out == "long_corridor: nothing found\n"
     assert main(["check", "long_corridor", "--import", "gone.py"]) == 2
-    assert "menv check: error: --import gone.py: no such file" in capsys.readouterr().err
+    assert "menv check: error: --import gone.py: there is no file" in capsys.readouterr().err
 
 
 @pytest.mark.slow
