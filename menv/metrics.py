@@ -179,7 +179,10 @@ class Metrics:
             rewards, others = _split_crowd(episode)
         for field in ("custom_metrics", "hist_data", "media"):
             if not isinstance(value := getattr(episode, field), Mapping):
-                raise ContractError(f"episode.{field}: a {type(value).__name__}, expected a dict by name")
+                raise ContractError(
+                    f"episode.{field}: a {type(value).__name__}, expected a dict by name; put values into the one that "
+                    "is there"
+                )
         custom = {
             name: _number(f"episode.custom_metrics[{name!r}]", value) for name, value in episode.custom_metrics.items()
         }
