@@ -184,10 +184,14 @@ class Metrics:
                     "is there"
                 )
         custom = {
-            name: _number(f"episode.custom_metrics[{name!r}]", value) for name, value in episode.custom_metrics.items()
+            name: _number(f"episode.custom_metrics[{name!r}]", value)
+            for name, value in episode.custom_metrics.items()
         }
         # Their names are keys of a result, which is to be JSON.
-        hist = {f"{name}": _numbers(f"episode.hist_data[{name!r}]", values) for name, values in episode.hist_data.items()}
+        hist = {
+            f"{name}": _numbers(f"episode.hist_data[{name!r}]", values)
+            for name, values in episode.hist_data.items()
+        }
         if episode.media:
             self._media.append((when, episode.media))
         self._new.append(
