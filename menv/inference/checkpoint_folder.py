@@ -231,18 +231,16 @@ def find_checkpoint(path: object) -> Path:
             "the folder that was given to save, a numbered one in it, or a run after its first checkpoint"
         )
     name = _named(folder)
-    if not _NUMBER.fullmatch(name):
-        raise ConfigError(
-            f"checkpoint {str(path)!r}: {LATEST} says {name!r}, expected the name of a numbered folder; pass one of "
-            f"{[one.name for one in numbered(folder)][-8:]}"
-        )
     # A folder that is being replaced has another name between two renames.
-    for candidate in (inside(folder, name), *sorted(folder.glob(f".replaced-{name}-*"))):
+    names = (
+        [name, *(one.name for one in folder.glob(f".replaced-{name}-*"))] if _NUMBER.fullmatch(name) else []
+    )
+    for candidate in (inside(folder, one) for one in names):
         if (candidate / MANIFEST).is_file():
             return candidate
     raise ConfigError(
-        f"checkpoint {str(path)!r}: {LATEST} names {name}, which is missing; pass one of "
-        f"{[one.name for one in numbered(folder)][-8:]}"
+        f"checkpoint {str(path)!r}: {LATEST} names {name!r:.60}, which is missing, expected a numbered folder next to "
+        f"{LATEST}; pass one of {[one.name for one in numbered(folder)][-8:]}"
     )
 
 

@@ -17,7 +17,7 @@ from menv.algorithms.networks.onnx_export import rllink_model
 from menv.errors import ConfigError
 from menv.inference.golden import columns
 from menv.spaces import paths
-from tests.bundles.cases import KINDS, Spaces, algorithm_of, few_kinds, observations
+from tests.bundles.cases import KINDS, algorithm_of, few_kinds, observations
 
 ROWS = 9
 
@@ -89,16 +89,6 @@ def test_a_file_whose_answers_differ_is_refused_and_not_written(
         with pytest.raises(ConfigError, match=r"'greedy.0' differs by up to .* in ONNX Runtime"):
             export_onnx(policy, tmp_path / "policy.onnx")
     assert not list(tmp_path.iterdir())
-
-
-def test_names_that_would_be_equal_are_refused(tmp_path: Path) -> None:
-    box = gym.spaces.Box(-1, 1, (1,))
-    space = gym.spaces.Dict({"a.b": box, "a": gym.spaces.Dict({"b": box})})
-    with (
-        PPO(env=lambda context: Spaces(space, gym.spaces.Discrete(2)), config={}) as algorithm,
-        pytest.raises(ConfigError, match=r"two parts of the observations would both be the input 'obs.a.b'"),
-    ):
-        export_onnx(algorithm.get_policy(), tmp_path / "policy.onnx")
 
 
 class Own(Policy):

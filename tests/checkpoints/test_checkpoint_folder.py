@@ -143,14 +143,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
-    folder = written(tmp_path)
-    shutil.move(folder / "state.json", tmp_path / "elsewhere.json")
-    (folder / "state.json").symlink_to(tmp_path / "elsewhere.json")
-    with pytest.raises(ConfigError, match=r"state\.json: is a symbolic link"):
-        loaded(tmp_path)
-
-
 @pytest.mark.parametrize("text", ["[]", "[0]", "[1]", '""', "null", "1"])
 def test_a_manifest_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
     (written(tmp_path) / "manifest.json").write_text(text)

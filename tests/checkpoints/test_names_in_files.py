@@ -140,16 +140,6 @@ def test_a_setting_names_a_module_where_a_file_of_that_name_can_be_imported(name
         restored_config(PPO.recipe.config_class, tree, None)
 
 
-def test_show_escapes_what_a_terminal_would_obey(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = Path(shutil.copytree(saved, tmp_path / "000000"))
-    forge(folder, "manifest.json", ["config"], None)
-    forge(folder, "manifest.json", ["menv_version"], "\x1b[2J1\n2")
-    assert main(["show", str(folder)]) == 0
-    assert "menv \\x1b[2J1\\n2\n  environment   given by the program\n" in capsys.readouterr().out
-
-
 @pytest.mark.slow_unless("PPO-multiagent*", "DQN-evaluation_config", "QMIX-")
 @pytest.mark.parametrize("depth", DEPTHS, ids="/".join)
 @pytest.mark.parametrize("kind", KINDS)

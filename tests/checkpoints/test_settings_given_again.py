@@ -11,7 +11,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-import menv
 from menv import PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, PPOPolicy, QMIXConfig
 from menv.algorithms.config.read_config import read_config
@@ -187,17 +186,6 @@ def test_all_that_has_to_be_given_again_is_named_at_once(tmp_path: Path) -> None
         assert again.iteration == 0
     with pytest.raises(ConfigError, match=r" and 5 more, which a checkpoint holds by name only, "):
         PPO.from_checkpoint(saved(11))
-
-
-def test_a_registered_name_is_enough(tmp_path: Path) -> None:
-    menv.register_env("corridor of checkpoints", Corridor)
-    with PPO(env="corridor of checkpoints", config=SMALL) as algo:
-        algo.train()
-        algo.save(tmp_path)
-    with PPO.from_checkpoint(tmp_path) as again:
-        assert again.config.env == "corridor of checkpoints"
-        assert again.iteration == 1
-        assert again.train()["training_iteration"] == 2
 
 
 def test_some_of_the_policies_can_be_loaded(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_episodes_of_a_worker_that_is_found_lost_by_save_are_counted_in_the_chec
         expected = algo.train()
     with PPO.from_checkpoint(tmp_path) as again:
         found = again.train()
-    for key in ("num_faulty_episodes", "faulty_episodes_total", "first_fault"):
+    for key in ("faulty_episodes_total", "first_fault"):
         assert found[key] == expected[key], key
 
 

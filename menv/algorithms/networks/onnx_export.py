@@ -81,11 +81,6 @@ class GraphEnds(GraphBuilder):
             dtype = np.dtype(space.dtype or np.int64)
             frames_of = () if keys in masks else several
             self.given(names[keys], _element(dtype), [ROWS, *frames_of, *(space.shape or ())])
-        if len(set(names.values())) < len(names):
-            raise ConfigError(
-                f"export_onnx: two parts of the observations would both be the input {max(names.values())!r}, expected "
-                "names of their own; take the dots out of the keys of the observation space"
-            )
         for leaf in preprocess.leaves if several else ():
             shape = self.constant([-1, *(leaf.space.shape or ())])
             names[leaf.keys] = self.add("Reshape", names[leaf.keys], shape)
