@@ -10,79 +10,20 @@ import pytest
 import torch
 
 from menv.algorithms.networks.stock_graphs import StockGraphs
-from menv.algorithms.networks.stock_spec import (
-    Activation,
-    ConvLayer,
-    ConvStack,
-    StockSpec,
-    default_filters,
-    read_filters,
-)
-from menv.algorithms.networks.torch_backend import TorchBackend, check_against
+from menv.algorithms.networks.stock_spec import ConvLayer, ConvStack, StockSpec, read_filters
+from menv.algorithms.networks.torch_backend import TorchBackend
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.training.flat_adam import FlatAdam
-from menv.errors import ConfigError
-from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend
-from tests.inference.lively import lively_weights
-
-HEADS = [
-    ActionHead("categorical", (3,)),
-    ActionHead("multi_categorical", (3, 2)),
-    ActionHead("gaussian", (2,)),
-    ActionHead("q_values", (4,)),
-]
-# Even and odd sizes, kernels that need more zeros on one side, a wide last layer, one with a single channel.
-SHAPES: list[tuple[tuple[int, int, int], Any]] = [
-    ((24, 24, 1), None),
-    ((46, 12, 3), [[8, [4, 3], [2, 1]], [5, 3, 2], [7, [3, 2], 1]]),
-    ((12, 13, 4), [[4, 2, 2], [1, 3, 1], [3, 3, 2]]),
-    ((84, 84, 3), [[16, [8, 8], 4], [32, [4, 4], 2], [64, [11, 11], 1]]),
-]
-ACTIVATIONS: list[Activation] = ["relu", "tanh", "silu", "elu", "linear"]
-
-
-def spec_of(
-    shape: tuple[int, int, int],
-    filters: Any,
-    head: ActionHead = HEADS[0],
-    activation: Activation = "relu",
-    pixels: bool = True,
-    share: bool = False,
-) -> StockSpec:
-    stack = ConvStack(shape, read_filters(filters) if filters else default_filters(shape), activation)
-    dueling = head.kind == "q_values" and share
-    shared = share and not dueling
-    size = int(np.prod(shape))
-    return StockSpec(size, head, (33,), activation, shared, dueling, conv=stack, pixels=pixels)
-
-
-def random_rows(spec: StockSpec, rows: int) -> tuple[Any, Any, Any]:
-    rng, head = np.random.default_rng(rows), spec.head
-    obs: Any = rng.standard_normal((rows, spec.obs_size), np.float32)
-    if spec.pixels:
-        obs = rng.integers(0, 256, (rows, spec.obs_size), np.uint8)
-    if head.kind == "gaussian":
-        return obs, None, rng.standard_normal((rows, head.noise_width), np.float32)
-    mask = rng.random((rows, head.mask_width)) < 0.5
-    mask[:, np.cumsum((0, *head.sizes[:-1]))] = True
-    return (
-        obs,
-        mask,
-        rng.integers(0, 2**23, (rows, head.noise_width)).astype(np.float32) * np.float32(2.0**-23),
-    )
-
-
-def onnx_acting(spec: StockSpec, policies: int = 1) -> OnnxBackend:
-    return OnnxBackend(
-        StockGraphs(spec), spec.head, [lively_weights(spec, seed, shaken_by=0.1) for seed in range(policies)]
-    )
-
-
-def torch_acting(spec: StockSpec, policies: int = 1) -> TorchBackend:
-    return TorchBackend(
-        spec.torch_network, spec.head, [lively_weights(spec, seed, shaken_by=0.1) for seed in range(policies)]
-    )
+from tests.algorithms.test_backends_agree import (
+    CHOICES,
+    IMAGES,
+    of_images,
+    random_rows,
+    weights_of,
+    with_onnx,
+    with_torch,
+)
 
 
 def by_hand(image: Any, layer: ConvLayer, weight: Any, bias: Any, padded: bool) -> npt.NDArray[np.float64]:
@@ -104,16 +45,16 @@ def by_hand(image: Any, layer: ConvLayer, weight: Any, bias: Any, padded: bool) 
     return found
 
 
-@pytest.mark.parametrize(("shape", "filters"), SHAPES[:3])
+@pytest.mark.parametrize("place", range(len(IMAGES)))
 @pytest.mark.parametrize("pixels", [False, True])
-def test_convolutions_are_what_the_definition_says(shape: Any, filters: Any, pixels: bool) -> None:
-    spec = spec_of(shape, filters, pixels=pixels)
+def test_convolutions_are_what_the_definition_says(place: int, pixels: bool) -> None:
+    spec = of_images(place, CHOICES, "relu", pixels)
     assert spec.conv is not None
-    layers, weights = spec.conv_layers("policy"), lively_weights(spec, 0, shaken_by=0.1)
+    layers, (weights,) = spec.conv_layers("policy"), weights_of(spec, 1)
     params = {name: torch.from_numpy(value) for name, value in weights.items()}
     row = random_rows(spec, 1)[0]
     found = TorchStock(spec, params).dist_inputs(torch.from_numpy(row), None)
-    image = row[0].reshape(shape) / (255.0 if pixels else 1.0)
+    image = row[0].reshape(spec.conv.shape) / (255.0 if pixels else 1.0)
     for layer in layers:
         weight, bias = weights[f"{layer.name}.weight"], weights[f"{layer.name}.bias"]
         answer = np.maximum(by_hand(image, layer, weight, bias, layer is not layers[-1]), 0.0)
@@ -126,21 +67,10 @@ def test_convolutions_are_what_the_definition_says(shape: Any, filters: Any, pix
     np.testing.assert_allclose(found[0].numpy(), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_check_of_backends_reads_bytes_where_observations_are_bytes(activation: Activation) -> None:
-    spec = spec_of(*SHAPES[2], activation=activation)
-    mine, reference = onnx_acting(spec, 2), torch_acting(spec, 2)
-    check_against(mine, reference, np.random.default_rng(0), dtype=np.uint8)
-    changed = mine.get_weights(1)
-    changed["value.conv1.weight"] += 0.5
-    mine.set_weights(1, changed)
-    with pytest.raises(ConfigError, match="values of policy 1 differ"):
-        check_against(mine, reference, np.random.default_rng(0), dtype=np.uint8)
-
-
 def test_more_rows_than_are_computed_at_a_time_are_answered_alike() -> None:
-    spec = spec_of((84, 84, 3), SHAPES[3][1])
-    acting, reference = onnx_acting(spec), torch_acting(spec)
+    stack = ConvStack((84, 84, 3), read_filters([[16, [8, 8], 4], [32, [4, 4], 2], [64, [11, 11], 1]]))
+    spec = StockSpec(84 * 84 * 3, CHOICES, (33,), "relu", conv=stack, pixels=True)
+    acting, reference = with_onnx(spec), with_torch(spec)
     obs, mask, noise = random_rows(spec, 230)
     actions = acting.decide(obs, mask, noise).actions
     for backend in (acting, reference):
@@ -153,20 +83,20 @@ def test_more_rows_than_are_computed_at_a_time_are_answered_alike() -> None:
 
 
 def test_a_small_image_of_bytes_without_convolutions_is_read_as_the_numbers_that_it_holds() -> None:
-    bytes_spec, float_spec = (StockSpec(12, HEADS[0], (8,), pixels=pixels) for pixels in (True, False))
-    weights = lively_weights(float_spec, 1, shaken_by=0.1)
+    bytes_spec, float_spec = (StockSpec(12, CHOICES, (8,), pixels=pixels) for pixels in (True, False))
+    (weights,) = weights_of(float_spec, 1)
     obs = np.random.default_rng(0).integers(0, 256, (9, 12), np.uint8)
-    wanted = OnnxBackend(StockGraphs(float_spec), HEADS[0], [weights]).values(0, obs.astype(np.float32))
+    wanted = OnnxBackend(StockGraphs(float_spec), CHOICES, [weights]).values(0, obs.astype(np.float32))
     for backend in (
-        OnnxBackend(StockGraphs(bytes_spec), HEADS[0], [weights]),
-        TorchBackend(bytes_spec.torch_network, HEADS[0], [weights]),
+        OnnxBackend(StockGraphs(bytes_spec), CHOICES, [weights]),
+        TorchBackend(bytes_spec.torch_network, CHOICES, [weights]),
     ):
         np.testing.assert_allclose(backend.values(0, obs), wanted, rtol=1e-5)
 
 
 def test_a_gradient_step_moves_every_kernel_and_is_that_of_torch() -> None:
-    spec = spec_of(*SHAPES[1], share=True)
-    weights = lively_weights(spec, 0, shaken_by=0.1)
+    spec = of_images(1, CHOICES, "relu", share=True)
+    (weights,) = weights_of(spec, 1)
     adam = FlatAdam(weights, 1e-3)
     obs = torch.from_numpy(random_rows(spec, 16)[0])
     copies = {name: torch.from_numpy(value.copy()).requires_grad_() for name, value in weights.items()}

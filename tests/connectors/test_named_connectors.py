@@ -209,15 +209,9 @@ def test_a_view_over_several_steps_stacks_them_with_the_latest_last() -> None:
     ]
 
 
-@pytest.mark.parametrize("shift", ["", "2", "-1:-3", "a:b", "-2:0:1", 1.5, True, None, [], ["-1"], {}])
-def test_a_shift_that_is_no_step_is_refused(shift: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"ViewRequirement: shift=.*expected an integer, a list .* or a range"
-    ):
-        ViewRequirement(shift=shift)
-
-
-@pytest.mark.parametrize("shift", [1, "-1:1", [0, 3]])
-def test_a_view_of_the_future_is_refused_where_it_is_needed_to_act(shift: Any) -> None:
-    with pytest.raises(ConfigError, match="only the past is known when acting"):
+@pytest.mark.parametrize(
+    "shift", ["", "2", "-1:-3", "a:b", "-2:0:1", 1.5, True, None, [], ["-1"], {}, 1, "-1:1", [0, 3]]
+)
+def test_a_shift_that_is_no_step_of_the_past_is_refused(shift: Any) -> None:
+    with pytest.raises(ConfigError, match="ViewRequirement: shift="):
         ViewRequirement(shift=shift)

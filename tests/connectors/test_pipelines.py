@@ -29,7 +29,6 @@ from menv.connectors import (
     ViewRequirementAgentConnector,
     get_connector,
     register_connector,
-    register_lambda_agent_connector,
 )
 from menv.connectors.connector import AgentRows
 from menv.connectors.pipeline import PolicyConnectors, agent_pipeline
@@ -92,18 +91,6 @@ def test_a_change_that_cannot_be_made_is_named_and_leaves_the_pipeline_as_it_was
     with pytest.raises(ConfigError, match="expected"):
         change(line)
     assert (names(line), line.version) == (before, version)
-
-
-def test_connectors_are_found_by_name() -> None:
-    line = pipeline()
-    line.append(ClipRewardAgentConnector(sign=True))
-    first, _, last = line.connectors
-    assert line["ClipRewardAgentConnector"] == [first, last]
-
-
-def test_a_pipeline_prints_as_a_tree() -> None:
-    tree = "AgentConnectorPipeline\n    ClipRewardAgentConnector\n    ViewRequirementAgentConnector"
-    assert str(pipeline()) == tree
 
 
 def test_a_state_goes_through_json_and_comes_back_the_same() -> None:
@@ -177,17 +164,6 @@ def test_a_second_registration_under_one_name_is_refused() -> None:
             register_connector(name, AddsOne)
     with pytest.raises(ConfigError, match="subclass"):
         register_connector("test_pipelines.other", dict)  # type: ignore[arg-type]
-
-
-def test_a_function_becomes_an_agent_connector() -> None:
-    def doubled(data: dict[str, Any]) -> dict[str, Any]:
-        data[SampleBatch.NEXT_OBS] = 2 * data[SampleBatch.NEXT_OBS]
-        return data
-
-    kind = register_lambda_agent_connector("test_pipelines.doubled", doubled)
-    (out,) = kind(CTX)([AgentConnectorDataType(0, 1, {SampleBatch.NEXT_OBS: 3})])
-    assert out.data == {SampleBatch.NEXT_OBS: 6}
-    assert type(get_connector(kind(CTX).to_state()[0], CTX)) is kind
 
 
 def test_connectors_made_without_a_context_are_lent_the_pipelines() -> None:

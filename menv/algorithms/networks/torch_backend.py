@@ -7,7 +7,7 @@ With `inference="auto"` the algorithm builds both backends and calls `check_agai
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +33,6 @@ from menv.inference.backend import (
     all_finite,
     check_shapes,
 )
-
-if TYPE_CHECKING:
-    from menv.algorithms.networks.custom_network import TorchCustom
-    from menv.algorithms.networks.torch_stock import TorchStock
 
 
 def epsilon_greedy_actions(
@@ -139,9 +135,9 @@ class TorchBackend(ActingBackend):
     def _evaluated(
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None
     ) -> ForwardOutputs:
-        allowed, chosen = self._maybe_tensor(mask), self._tensor(actions)
+        rows, allowed, chosen, before = self._tensors(obs, mask, actions, state)
         with repeatable(self._device):
-            inputs = self._network(policy).dist_inputs(self._tensor(obs), allowed, self._maybe_tensor(state))
+            inputs = self._network(policy).dist_inputs(rows, allowed, before)
         if self.head.is_value_based:
             epsilon = self._params[policy][EPSILON]
             logp = epsilon_greedy_logp(self.head, inputs, allowed, epsilon, chosen)
@@ -152,7 +148,7 @@ class TorchBackend(ActingBackend):
     @torch.inference_mode()
     def _valued(self, policy: int, obs: Rows, state: Floats | None) -> Floats:
         with repeatable(self._device):
-            return array_of(self._network(policy).values(self._tensor(obs), self._maybe_tensor(state)))
+            return array_of(self._network(policy).values(*self._tensors(obs, state)))
 
     @torch.inference_mode(False)
     def add_policy(self, weights: Weights | None = None) -> int:
@@ -189,34 +185,28 @@ class TorchBackend(ActingBackend):
     ) -> Decision:
         if not len(obs):
             return self._empty(0)
-        allowed, network, after = self._maybe_tensor(mask), self._network(policy), None
-        rows = self._tensor(obs)
+        head, after = self.head, None
+        network: Any = self._network(policy)
+        rows, allowed, draws, before = self._tensors(obs, mask, noise, state)
         with repeatable(self._device):
-            if state is None:
+            if before is None:
                 inputs = network.dist_inputs(rows, allowed)
             else:
-                inputs, after = cast("TorchStock | TorchCustom", network).step(
-                    rows, allowed, self._tensor(state)
-                )
-        actions = array_of(self._actions(policy, inputs, allowed, self._maybe_tensor(noise)))
-        outputs = array_of(inputs) if self.head.choices else None
-        finite = outputs is None or all_finite(outputs, choices=True)
-        if self.head.numbers:
+                inputs, after = network.step(rows, allowed, before)
+        if head.is_value_based:
+            chosen = epsilon_greedy_actions(head, inputs, allowed, self._params[policy][EPSILON], draws)
+        else:
+            chosen = _drawn(head, inputs, draws)
+        actions, outputs = array_of(chosen), array_of(inputs)
+        finite = not head.choices or all_finite(outputs, choices=True)
+        if head.numbers:
             finite = finite and all_finite(actions, choices=False)
-        told = outputs if self.head.returns_dist_inputs else None
+        told = outputs if head.returns_dist_inputs else None
         return Decision(actions, told, None if after is None else array_of(after), finite)
 
-    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
-        return tensor_of(array, self._device)
-
-    def _maybe_tensor(self, array: npt.NDArray[Any] | None) -> Tensor | None:
-        return None if array is None else tensor_of(array, self._device)
-
-    def _actions(self, policy: int, inputs: Tensor, allowed: Tensor | None, draws: Tensor | None) -> Tensor:
-        head = self.head
-        if not head.is_value_based:
-            return _drawn(head, inputs, draws)
-        return epsilon_greedy_actions(head, inputs, allowed, self._params[policy][EPSILON], draws)
+    def _tensors(self, *arrays: npt.NDArray[Any] | None) -> list[Any]:
+        """Return arrays as tensors on the device; None stays None."""
+        return [None if array is None else tensor_of(array, self._device) for array in arrays]
 
 
 def _drawn(head: ActionHead, inputs: Tensor, draws: Tensor | None) -> Tensor:
