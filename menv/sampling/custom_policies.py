@@ -29,6 +29,8 @@ from menv.sampling.trajectories import TrajectoryTable
 from menv.spaces import OutsideSpaceError, stack, why_outside
 
 _NO_INFO: Mapping[str, Any] = {}
+_PLAIN = gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete
+"""Spaces of actions that are a column of numbers."""
 _OF_EVERY_BATCH = {
     "obs", "new_obs", "actions", "prev_actions", "rewards", "prev_rewards", "terminateds", "truncateds", "dones",
     "infos", "action_mask", "t", "env_t", "next_env_t", "eps_id", "agent_index", "env_id", "unroll_id", "seq_lens",
@@ -145,7 +147,7 @@ def _columns(states: Sequence[list[Any]], policy_id: str) -> list[Column]:
 
 def _previous_actions(space: gym.Space[Any], histories: Sequence[AgentHistory]) -> Any:
     """Return R previous actions: an array with zeros where there is none, or a list with None for other spaces."""
-    if not isinstance(space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete):
+    if not isinstance(space, _PLAIN):
         return [history.action for history in histories]
     column = np.zeros((len(histories), *(space.shape or ())), space.dtype)
     for row, history in enumerate(histories):
@@ -183,9 +185,7 @@ class CustomPolicyStrategy(ActingStrategy):
         self.policies: list[Policy] = list(policies)
         self.observation_space = observation_space
         self.action_space = action_space
-        self._plain = isinstance(
-            action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete
-        )
+        self._plain = isinstance(action_space, _PLAIN)
         self._uses_compute_actions = (
             [acts_in_compute_actions(one) for one in policies]
             if uses_compute_actions is None
@@ -216,13 +216,11 @@ class CustomPolicyStrategy(ActingStrategy):
 
     def new_buffer(self) -> RolloutBuffer:
         self._histories = {}
-        shape, dtype = (
-            (tuple(self.action_space.shape), self.action_space.dtype) if self._plain else ((), object)
-        )
-        preprocess = self._preprocess
-        if preprocess is None:
+        space, one = self.action_space, self._preprocess
+        shape, dtype = (tuple(space.shape), space.dtype) if self._plain else ((), object)
+        if one is None:
             return RolloutBuffer(0, 0, shape, dtype)
-        return RolloutBuffer(preprocess.size, preprocess.mask_width, shape, dtype, 0, preprocess.dtype)
+        return RolloutBuffer(one.size, one.mask_width, shape, dtype, 0, one.dtype)
 
     def connect(self) -> None:
         """The connectors of custom policies are part of them."""

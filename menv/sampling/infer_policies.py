@@ -159,13 +159,9 @@ class AgentSpaces:
             found = (by_agent or inner).get(agent, shared)
         if isinstance(found, gym.Space) or (lookup is not None and found is None):
             return found
-        raise self._no_space(f"agent {agent!r}", found)
-
-    def _no_space(self, whose: str, found: object) -> ConfigError:
-        kind = self._kind
-        return ConfigError(
-            f"{whose}: the environment's {kind} space is {type(found).__name__}, expected a gymnasium Space; set "
-            f"{kind}_space in its __init__, or {kind}_spaces to a dict of them by agent id"
+        raise ConfigError(
+            f"agent {agent!r}: the environment's {kind} space is {type(found).__name__}, expected a gymnasium Space; "
+            f"set {kind}_space in its __init__, or {kind}_spaces to a dict of them by agent id"
         )
 
     @property
@@ -173,7 +169,9 @@ class AgentSpaces:
         """The only space of the environment, None if there are several or none."""
         if isinstance(self._given, gym.Space):
             return self._given
-        found = self._all()
+        shared, by_agent = (getattr(self._env, f"{self._kind}_{name}", None) for name in ("space", "spaces"))
+        found = list(by_agent.values()) if isinstance(by_agent, Mapping) else []
+        found = found or ([shared] if isinstance(shared, gym.Space) else [])
         return found[0] if found and all(space == found[0] for space in found[1:]) else None
 
     @property
@@ -182,22 +180,13 @@ class AgentSpaces:
         shared = getattr(self._env, f"{self._kind}_space", None)
         return self.shared is None and (shared is None or callable(shared) or isinstance(shared, gym.Space))
 
-    def _all(self) -> list[Space]:
-        shared, by_agent = (getattr(self._env, f"{self._kind}_{name}", None) for name in ("space", "spaces"))
-        listed = list(by_agent.values()) if isinstance(by_agent, Mapping) else []
-        return listed or ([shared] if isinstance(shared, gym.Space) else [])
-
     def _shared(self, policy_id: str) -> Space:
         """Return the only space of an environment, for a policy that no listed agent maps to."""
-        kind, found, only = self._kind, self._all(), self.shared
-        shared = getattr(self._env, f"{kind}_space", None)
-        if only is not None:
-            return only
-        if shared is not None and not found and not callable(shared):
-            raise self._no_space(f"policy {policy_id!r}", shared)
+        if self.shared is not None:
+            return self.shared
         raise ConfigError(
-            f"policy {policy_id!r}: no possible agent maps to it and the environment has {len(found)} {kind} spaces, "
-            f"so its own is unknown; give it with PolicySpec({kind}_space=...) or map an agent to it"
+            f"policy {policy_id!r}: no possible agent maps to it, and the environment has no single {self._kind} "
+            f"space, expected its own; give it with PolicySpec({self._kind}_space=...) or map an agent to it"
         )
 
 

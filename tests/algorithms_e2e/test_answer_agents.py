@@ -80,21 +80,6 @@ def test_each_agents_state_is_kept_and_ends_with_its_life() -> None:
         assert asked(policy, rows[0])[2]["action_logp"] == pytest.approx(expected[0], rel=1e-5)
 
 
-def test_stacked_frames_are_kept_by_agent() -> None:
-    stack = [("FrameStackAgentConnector", {"num_frames": 2})]
-    with PPO(env="CartPole-v1", config={**SMALL, "agent_connectors": stack}) as algo:
-        algo.train()
-        policy: Any = algo.get_policy()
-        rows = observations(3)
-        alone = [asked(policy, row)[2]["action_logp"] for row in rows]
-        policy.agent_connectors.reset("env")
-        mixed = []
-        for row in rows:
-            mixed.append(asked(policy, row)[2]["action_logp"])
-            asked(policy, -row, ("env", "another"))
-        assert mixed == alone
-
-
 def test_a_policy_of_one_environment_acts_in_another_one_through_two_connectors() -> None:
     def to_old(data: dict[str, Any]) -> dict[str, Any]:
         data[NEXT_OBS] = data[NEXT_OBS][:-2]

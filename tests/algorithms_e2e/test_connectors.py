@@ -20,7 +20,6 @@ from menv.connectors import (
     ClipRewardAgentConnector,
     MeanStdObservationFilterAgentConnector,
 )
-from menv.errors import ContractError
 from menv.sample_batch import SampleBatch
 from tests.worlds import Alone, Several
 
@@ -324,9 +323,3 @@ def test_stacked_frames_are_those_of_the_life_in_rows_and_in_last_observations(a
                 assert row == [max(t - 1, 0), t, t + 1]
         algo.train()
         algo.evaluate()
-
-
-def test_acting_without_lives_is_refused_where_connectors_keep_some() -> None:
-    settings = {**SMALL, "agent_connectors": ["FrameStackAgentConnector"]}
-    with PPO(env=Counts, config=settings) as algo, pytest.raises(ContractError, match="names the agents"):
-        algo.compute_single_action(np.zeros(2, np.float32))

@@ -288,24 +288,6 @@ def test_a_function_says_what_a_critic_sees(tells_next: bool) -> None:
         assert not np.array_equal(before, algo.get_weights(["a"])["a"]["value.0.weight"])
 
 
-def test_a_policy_with_a_central_critic_may_come_later() -> None:
-    with PPO(env=Shifts, config={**SMALL, "rollout_fragment_length": 5, "train_batch_size": 5}) as algo:
-        algo.train()
-        seen = {"critic_obs": "all_agents"}
-        algo.add_policy(
-            "late",
-            PolicySpec(config=seen),
-            policy_mapping_fn=lambda agent_id, **kw: "late" if agent_id == "b" else "default_policy",
-        )
-        # The episode that runs keeps its policies.
-        algo.sample()
-        batch = algo.sample()
-        assert batch["late"]["critic_obs"].shape == (4, 14)
-        assert batch["late"]["critic_obs"][0, :3].tolist() == [2.0, 0.0, 1.0]
-        assert "critic_obs" not in batch["default_policy"]
-        assert {"late", "default_policy"} <= set(algo.train()["info"])
-
-
 def test_all_agents_of_a_single_agent_are_itself() -> None:
     multiagent = {"policies": {"default_policy": PolicySpec(config={"critic_obs": "all_agents"})}}
     config = {**SMALL, "train_batch_size": 60, "multiagent": multiagent}

@@ -252,14 +252,6 @@ def test_a_change_that_cannot_work_is_named_and_changes_nothing(change: Any, mes
         assert {"one", "two"} <= set(algo.train()["info"])
 
 
-def test_several_policies_need_a_mapping() -> None:
-    with (
-        PPO(env=Duo, config=SMALL) as algo,
-        pytest.raises(ConfigError, match="no policy_mapping_fn, expected one"),
-    ):
-        algo.add_policy("second")
-
-
 # A policy whose class refuses to be created: nothing of it is left, and its id may be used again.
 
 

@@ -162,12 +162,6 @@ def test_policies_of_two_algorithms_share_layers_of_the_same_names() -> None:
         assert shared_part(algo, "a") == shared_part(algo, "b") != start
 
 
-def test_a_setting_of_the_main_model_puts_everybody_into_one_group() -> None:
-    with PPO(env=Pair, config=config(OF_PPO, ["a", "b"], model={"shared_layers": "all"})) as algo:
-        algo.train()
-        assert shared_part(algo, "a") == shared_part(algo, "b")
-
-
 def test_a_policy_that_is_removed_changes_nothing_any_more() -> None:
     with PPO(env=Pair, config=config(OF_PPO, env_config={"choices": 3})) as algo:
         algo.train()
