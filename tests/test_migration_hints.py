@@ -141,14 +141,12 @@ def test_imports_at_the_paths_of_rllib_work(statement: str) -> None:
         ("from menv.algorithms.ppo import PPOTrainer", "write from menv.algorithms import PPO$"),
         ("from menv.algorithms import ppo; ppo.PPOTrainer", "write from menv.algorithms import PPO$"),
         ("from menv.algorithms.dqn import DQNTrainer", "write from menv.algorithms import DQN$"),
+        *(
+            (f"from menv.algorithms import {name}", "has PPO, DQN and QMIX")
+            for name in ("pg", "a2c", "IMPALA")
+        ),
     ],
 )
 def test_imports_of_what_is_not_there_say_what_to_write(statement: str, advice: str) -> None:
     with pytest.raises((ImportError, AttributeError), match=advice):
         exec(statement, {})
-
-
-@pytest.mark.parametrize("name", ["pg", "a2c", "IMPALA"])
-def test_algorithms_that_are_not_there_are_said_not_to_be(name: str) -> None:
-    with pytest.raises(ImportError, match="has PPO, DQN and QMIX"):
-        exec(f"from menv.algorithms import {name}", {})

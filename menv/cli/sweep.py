@@ -11,7 +11,6 @@ The score of a trial is the mean of its seeds' last values of the metric. The pr
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -65,7 +64,7 @@ _PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "Hyperba
 
 @dataclass(frozen=True)
 class SweepFile(Settings):
-    """What a sweep file says; `menv sweep --help` explains the keys."""
+    """What a sweep file says; `docs/how_to/sweeps.md` explains the keys."""
 
     _where = "sweep"
     env: str = ""
@@ -81,31 +80,14 @@ class SweepFile(Settings):
     space: Mapping[str, Any] = setting({})
 
 
-_EPILOG = """\
-a sweep file:
-  env = "CartPole-v1"
-  run = "PPO"                       # the algorithm
-  metric = "episode_reward_mean"    # a result key, evaluation/episode_reward_mean for a nested one
-  direction = "maximize"            # or "minimize"
-  seeds = 3                         # runs of each trial; its score is their mean
-  pruner = "median"                 # or "hyperband", "none"; pruner_options has the arguments of Optuna's class
-  options = "--no-zoo"              # more options of menv train, such as "--policies per-agent"
-  stop = {num_env_steps_sampled = 20_000}
-  config = {num_envs_per_worker = 8}
-
-  [space]                           # settings that are searched
-  lr = {float = [1e-4, 1e-2], log = true}
-  num_sgd_iter = {int = [2, 10]}
-  model.fcnet_hiddens = {choice = [[64, 64], [256, 256]]}"""
-
-
 def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") -> int:
     """Run or resume the sweep of the arguments and return the exit status: 1 if no trial was completed."""
     parser = Parser(
-        prog=program, description="Search settings with Optuna; the same command resumes a sweep.", epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("sweep", metavar="SWEEP", help="a .toml or .json file, see below")
+        prog=program, description="Search settings with Optuna; the same command resumes a sweep."
+    )
+    parser.add_argument(
+        "sweep", metavar="SWEEP", help="a .toml or .json file, as docs/how_to/sweeps.md describes it"
+    )
     parser.add_argument(
         "--trials", metavar="N", type=count, default=20,
         help="trials of the whole sweep, with those before it was resumed (%(default)s)",
@@ -159,7 +141,7 @@ class Sweep:
             ) from None
         self.space = dict(_entries(with_sections(file.space), ""))
         if not file.stop or not self.space:
-            raise ConfigError("sweep: no stop or no space, expected both; see the file in menv sweep --help")
+            raise ConfigError("sweep: no stop or no space, expected both; see docs/how_to/sweeps.md")
         self._suggest(optuna.create_study().ask())
 
     def search(self, trials: int, jobs: int, *, retry: bool = False) -> None:

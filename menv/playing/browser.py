@@ -29,10 +29,6 @@ from menv.tracking.local_page import LocalPage
 _log = logging.getLogger("menv")
 
 _PAGE = Path(__file__).with_name("page.html")
-_MANY_AGENTS = 4
-"""With more agents, the page does not show the move of each policy."""
-_MAX_MOVES = 200
-"""Moves of policies between two answers then."""
 
 
 class PlayServer(LocalPage):
@@ -93,7 +89,7 @@ class PlayServer(LocalPage):
             if kind == "move":
                 self._show(game.step(self._action(position, message.get("action"))))
             elif position.agent != game.human:
-                self._show(game.advance(1 if len(game.agents) <= _MANY_AGENTS else _MAX_MOVES))
+                self._show(game.advance(1))
         else:
             raise ContractError(f"message: do is {kind!r:.40}, expected about, new, move or advance")
         assert self._position is not None

@@ -125,23 +125,20 @@ def test_what_depends_on_where_it_is_put_is_found(env: Any, differing: list[str]
     assert {name for name, digest in report.digests.items() if digest != reference} == {*differing}
 
 
-def test_what_environments_leave_in_their_class_is_found() -> None:
-    report = verify_backends(unsteady.Numbered, num_envs=4, env_steps=200, backends=HERE)
-    first = first_of(report, "copies once more")
-    assert (first.env_index, first.step, first.column) == (0, 0, "rewards")
-
-
-def test_the_first_step_that_differs_is_the_one_that_is_named() -> None:
-    report = verify_backends(unsteady.Global, num_envs=4, env_steps=200, backends=HERE)
-    for first in report.differences.values():
-        assert (first.env_index, first.step, first.env_step) == (0, 4, 4)
-
-
-def test_the_agent_that_differs_is_the_one_that_is_named() -> None:
-    report = verify_backends(unsteady.Pair, num_envs=4, env_steps=200, backends=HERE)
-    assert list(report.differences) == ["copies once more"]
-    for first in report.differences.values():
-        assert (first.env_index, first.agent, first.step, first.column) == (0, "'a'", 3, "obs[2]")
+@pytest.mark.parametrize(
+    ("env", "agent", "env_step", "column"),
+    [
+        # What environments leave in their class, what the process shares, and an agent that differs.
+        (unsteady.Numbered, "'agent0'", 0, "rewards"),
+        (unsteady.Global, "'agent0'", 4, "obs[2]"),
+        (unsteady.Pair, "'a'", 3, "obs[2]"),
+    ],
+)
+def test_the_first_timestep_that_differs_is_the_one_that_is_named(
+    env: Any, agent: str, env_step: int, column: str
+) -> None:
+    first = first_of(verify_backends(env, num_envs=4, env_steps=200, backends=HERE), "copies once more")
+    assert (first.env_index, first.agent, first.step, first.column) == (0, agent, env_step, column)
 
 
 class Late(unsteady.Walk):
