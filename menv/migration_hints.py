@@ -6,15 +6,9 @@ do not have.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-from menv.errors import ConfigError
-
-F = TypeVar("F", bound=Callable[..., Any])
+from typing import Any
 
 ONLY_VALUES: dict[str, Any] = {
     "exploration_config": {"type": "StochasticSampling"}, "num_atoms": 1, "use_critic": True, "use_gae": True,
@@ -131,26 +125,6 @@ def warn_of_uncalled(where: str, owner: str, user_class: type) -> None:
     for name, advice in HINTS[f"uncalled method of {owner}"].items():
         if callable(getattr(user_class, name, None)):
             warnings.warn(f"{where}.{name} is never called; {advice}", stacklevel=3)
-
-
-def old_arguments(others: str = "", /, **names: str) -> Callable[[F], F]:
-    """Let a method accept arguments by their old names; `others` is the hint for any other unknown argument."""
-
-    def decorate(method: F) -> F:
-        known = inspect.signature(method).parameters.keys()
-
-        @functools.wraps(method)
-        def call(*args: Any, **given: Any) -> Any:
-            given = {names.get(name, name): value for name, value in given.items()}
-            if others and given.keys() - known:
-                strange = min(given.keys() - known)
-                where = type(args[0]).__name__ if method.__name__ == "__init__" else method.__name__
-                raise ConfigError(f"{where}: {strange} is given; {others}")
-            return method(*args, **given)
-
-        return call  # type: ignore[return-value]
-
-    return decorate
 
 
 class Result(dict[str, Any]):

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from menv import rng
 from menv.errors import ConfigError, ContractError
-from menv.migration_hints import old_arguments
 from menv.plain_files import folder_given
 from menv.policy_spec import SpecConfig
 from menv.spaces import flags_of, flat_mask, has_order
@@ -168,7 +167,6 @@ class Policy:
             "because the policy has a memory; pass state=policy.get_initial_state() at first, then what was returned"
         )
 
-    @old_arguments(export_dir="folder")
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
         """Write the policy into a new folder, which `from_checkpoint` reads without torch.
 

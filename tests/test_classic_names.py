@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from menv import ConfigError, Episode, Policy, PolicySpec, RandomPolicy
+from menv import ConfigError, Episode, PolicySpec
 from menv.algorithms import PPO, Algorithm, PPOConfig
 from menv.base_env import SINGLE_AGENT
 from menv.workers.remote_envs import RemoteEnv
@@ -27,13 +26,6 @@ def test_an_algorithm_is_built_with_the_environment_that_build_is_given() -> Non
             assert algo.config.env == "CartPole-v1"
 
 
-def test_a_policy_is_exported_by_the_classic_name_of_the_folder(
-    owners: dict[str, Any], tmp_path: Path
-) -> None:
-    folder = owners["algorithm"].get_policy().export_checkpoint(export_dir=tmp_path / "p")
-    assert isinstance(Policy.from_checkpoint(folder), Policy)
-
-
 def test_call_envs_wants_a_name_where_classic_workers_took_a_function(owners: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match=r"is function, expected the name of one of its methods, because.*'set_task'"
@@ -47,8 +39,6 @@ def test_the_class_of_a_policy_that_plays_stands_for_the_algorithms_own(owners: 
     added = algo.add_policy("again", spec, policy_mapping_fn=lambda *args, **kwargs: "again")
     assert added.get_weights().keys() == algo.get_policy().get_weights().keys()
     assert added.act([0.0] * 4) in (0, 1)
-    with pytest.raises(ConfigError, match="add_policy: policy_cls is given; write spec=PolicySpec"):
-        algo.add_policy("new", policy_cls=RandomPolicy)
     algo.remove_policy("again", policy_mapping_fn=lambda *args, **kwargs: "default_policy")
 
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import menv
-from menv import ConfigError
 from menv.algorithms import PPO, Algorithm, DQNConfig, ModelConfig, PPOConfig, PPOPolicy, QMIXConfig
 from menv.algorithms.off_policy.config import ReplayBufferConfig
 from menv.migration_hints import HINTS, ONLY_VALUES
@@ -95,7 +94,7 @@ def test_an_algorithm_and_its_results_say_what_stands_for_old_names() -> None:
         result = algo.train()
         with pytest.raises(KeyError, match="env_runners: episode_reward_mean and"):
             algo.evaluate()["env_runners"]  # type: ignore[typeddict-item]
-        assert algo.compute_single_action(observation=[0.0] * 4, explore=False) in (0, 1)  # type: ignore[call-arg]
+        assert algo.compute_single_action([0.0] * 4, explore=False) in (0, 1)
     assert HINTS["result"].keys() & result.keys() == set()
     for key, advice in HINTS["result"].items():
         with pytest.raises(KeyError) as caught:
@@ -111,11 +110,6 @@ def test_an_algorithm_and_its_results_say_what_stands_for_old_names() -> None:
         == copy.deepcopy(result)
         == pickle.loads(pickle.dumps(result))
     )
-
-
-def test_an_unknown_argument_of_an_algorithm_says_where_settings_go() -> None:
-    with pytest.raises(ConfigError, match=r"^PPO: lr is given; settings go into config"):
-        PPO(env="CartPole-v1", lr=0.1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

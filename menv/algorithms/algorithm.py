@@ -38,7 +38,7 @@ from menv.algorithms.training.weight_publisher import ExternalClients
 from menv.callbacks import read_callbacks
 from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.metrics import Metrics
-from menv.migration_hints import Result, hint, hinted, old_arguments, warn_of_uncalled
+from menv.migration_hints import Result, hint, hinted, warn_of_uncalled
 from menv.policy import Policy, one_row, weights_of
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 from menv.policy_spec import ids_given, spec_like
@@ -75,7 +75,6 @@ class Algorithm:
     if not TYPE_CHECKING:
         __getattr__ = hinted(lambda algo, name: hint("Algorithm", name))
 
-    @old_arguments("settings go into config, such as config={'lr': 0.001}")
     def __init__(self, config: Any = None, env: Any = None) -> None:
         """Create the environments, the policies and the sampler.
 
@@ -491,7 +490,6 @@ class Algorithm:
         """
         return self._policy_set.get(policy_id)
 
-    @old_arguments(observation="obs")
     def compute_single_action(
         self,
         obs: Any,
@@ -538,7 +536,6 @@ class Algorithm:
         actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
         return actions[0], [part[0] for part in states], {name: value[0] for name, value in fetches.items()}
 
-    @old_arguments(export_dir="folder")
     def export_policy_checkpoint(self, folder: str | Path, policy_id: str = DEFAULT_POLICY) -> Path:
         """Write one policy into a new folder, from which `Policy.from_checkpoint` makes it again.
 
@@ -572,7 +569,6 @@ class Algorithm:
         self._policy_set.set_weights(self._policy_set.read_weights(weights))
         self._external_clients.publish()
 
-    @old_arguments("write spec=PolicySpec(policy_class, observation_space, action_space, config)")
     def add_policy(
         self,
         policy_id: str,
@@ -662,7 +658,6 @@ class Algorithm:
         if running is not None:
             free_slots.update_running(running)
 
-    @old_arguments(checkpoint_dir="path")
     def save(
         self,
         path: str | Path | None = None,
@@ -701,7 +696,6 @@ class Algorithm:
             return self._checkpoints.save(path, keep_last, keep_best)
 
     @classmethod
-    @old_arguments(checkpoint="path")
     def from_checkpoint(
         cls,
         path: str | Path,
@@ -744,7 +738,6 @@ class Algorithm:
             raise
         return cast(Self, algo)
 
-    @old_arguments(checkpoint_path="path")
     def restore(self, path: str | Path) -> None:
         """Resume a saved algorithm with the same policies and networks; this algorithm's own progress is discarded.
 

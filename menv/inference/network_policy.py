@@ -54,7 +54,6 @@ from menv.inference.backend import (
     non_finite_error,
 )
 from menv.inference.connector_path import ConnectorPath, plain, refuse_unknown_agents
-from menv.migration_hints import old_arguments
 from menv.plain_files import path_given, writing
 from menv.policy import Policy, one_row, parts_given
 from menv.sample_batch import SampleBatch
@@ -314,7 +313,6 @@ class NetworkPolicy(Policy):
         path = self._connected()
         return path is None or path.whole
 
-    @old_arguments(export_dir="folder")
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
         """Write the policy into a new folder; see `Policy.export_checkpoint`."""
         from menv.inference.policy_bundle import write_policy

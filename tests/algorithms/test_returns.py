@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.algorithms import compute_advantages
-from menv.errors import ConfigError
 from tests.written_batches import batch
 
 
@@ -58,17 +57,3 @@ def test_advantages_of_several_pieces_are_those_of_the_backward_loop_over_each(
             running = rewards[row] + gamma * after - values[row] + gamma * lambda_ * running
             after = values[row]
             assert found[row] == pytest.approx(running, rel=1e-4, abs=1e-3)
-
-
-def test_compute_advantages_takes_the_classic_arguments() -> None:
-    rows = batch([3])
-    rows["vf_preds"] = np.arange(3, dtype=np.float32)
-    here = compute_advantages(rows.copy(), 0.5, gamma=0.9, lambda_=0.8)
-    classic: Any = compute_advantages
-    for there in (
-        classic(rows.copy(), 0.5, 0.9, 0.8),
-        classic(rollout=rows.copy(), last_r=0.5, gamma=0.9, lambda_=0.8),
-    ):
-        assert there["advantages"].tolist() == here["advantages"].tolist()
-    with pytest.raises(ConfigError, match="compute_advantages"):
-        classic(rows, 0.5, 0.9, 0.8, use_gae=True)

@@ -397,8 +397,6 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: PolicySpec(policy_class=RandomPolicy, algorithm="PPO"), "policy_class=RandomPolicy"),
     (lambda: PolicySpec(PPOPolicy, algorithm="DQN"), "policy_class=PPOPolicy"),
     (lambda: PPO(config={}), "env: got None"),
-    (lambda: PPO(env="CartPole-v1", num_workers=2), "PPO: num_workers .*settings go into config"),  # type: ignore[call-arg]
-    (lambda: PPO(env="CartPole-v1", verbose=None), "PPO: verbose .*settings go into config"),  # type: ignore[call-arg]
 ]
 
 

@@ -230,7 +230,7 @@ def test_the_adapted_kl_weight_goes_on_unless_another_one_is_given(tmp_path: Pat
 def test_the_class_of_all_algorithms_takes_the_one_that_was_saved(tmp_path: Path) -> None:
     with DQN(env="CartPole-v1", config=REPLAYED) as first:
         first.train()
-        folder = first.save(checkpoint_dir=tmp_path)  # type: ignore[call-arg]
+        folder = first.save(tmp_path)
         with Algorithm.from_checkpoint(folder, config={}) as again:
             assert type(again) is DQN
             assert weights_of(again) == weights_of(first)

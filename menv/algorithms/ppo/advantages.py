@@ -12,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.errors import ContractError
-from menv.migration_hints import old_arguments
 from menv.sample_batch import SampleBatch
 
 
-@old_arguments("leave it out; values are always used", rollout="batch", last_r="last_value")
 def compute_advantages(
     batch: SampleBatch, last_value: object = 0.0, gamma: float = 0.99, lambda_: float = 0.95
 ) -> SampleBatch:
