@@ -288,9 +288,7 @@ def test_plot_draws_a_curve_of_each_policy(tmp_path: Path, capsys: pytest.Captur
     assert "expected a name that ends with .png or .svg" in refused(["plot", *runs, "-o", "a.pdf"], capsys)
 
 
-def test_plot_and_show_have_the_ratings_of_a_league(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plot_has_the_ratings_of_a_league(tmp_path: Path) -> None:
     ratings = [{"main": 1200.0 + 9 * at, "random": 1200.0, "latest": 1200.0} for at in (1, 2)]
     results = [
         result(at + 1, {"main": 0.0, "random": 0.0}) | {"league": {"rating": rating}}
@@ -301,9 +299,6 @@ def test_plot_and_show_have_the_ratings_of_a_league(
     text = picture.read_text()
     for name, lines in {"rating": 1, "main": 1, "random": 1, "latest": 0}.items():
         assert text.count(f">{name}</text>") == lines
-    capsys.readouterr()
-    assert main(["show", run]) == 0
-    assert re.search(r"league/rating/main +1,218\n", capsys.readouterr().out)
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
