@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from menv.serving import action_requests, protocol, session
+from menv.serving import protocol
 from menv.serving.action_requests import read_action_requests
 from menv.serving.protocol import BadMessageError, WireFormat
-from menv.serving.value_readers import StepColumns
 from tests.serving.doors import TCP, Door
 from tests.serving.served import AGENTS, MASKED, TWO, Served, obs_of, served
 from tests.serving.voices import Voice
@@ -197,29 +196,6 @@ def test_a_mask_that_allows_nothing_among_others_is_refused_alone() -> None:
         assert (answers["e0"]["action"], answers["e2"]["action"]) == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("_MAX_BYTES", 40), ("MAX_DEFERRED", 4)], ids=["observations", "bodies"]
-)
-def test_more_than_is_read_in_one_go_is_read_in_several(
-    name: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (action_requests, session):
-        monkeypatch.setattr(module, name, most, raising=False)
-    together, several = [], StepColumns.column
-
-    def counted(values: StepColumns, raws: Any, *rest: Any) -> Any:
-        together.append(len(raws))
-        return several(values, raws, *rest)
-
-    monkeypatch.setattr(StepColumns, "column", counted)
-    with served() as one, one.sampling(), one.voice() as voice:
-        names = begin(voice, 12)
-        said = [asks(name, TOO_LARGE if name == "e7" else obs_of(1)) for name in names]
-        say_at_once(voice, TCP, *said)
-        assert sorted(heard(voice, 12)) == sorted([*(set(names) - {"e7"}), "out_of_range"])
-    assert 1 < max(together) < 6
-
-
 def outcome(body: bytes) -> tuple[Any, ...]:
     """Return what a body is read as, or how it is refused."""
     try:
@@ -319,22 +295,3 @@ def test_a_body_that_only_looks_like_a_question_finds_done_what_came_before_it()
         ]  # fmt: skip
         # What needs no decision comes in the order in which it was said.
         assert [answer["type"] for answer in told if answer["type"] != "ACTION"] == ["EPISODE", "OK", "ERROR"]
-
-
-def test_a_question_that_was_read_with_others_waits_for_the_work_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # After every step others have their turn, so that the pieces are not taken yet when the question has been read.
-    monkeypatch.setattr("menv.serving.transports.server.SLICE_S", -1.0)
-    played = {
-        "obs": [obs_of(0), obs_of(1)], "actions": [1], "rewards": [1.0], "is_terminated": True, "is_truncated": False,
-    }  # fmt: skip
-    brought = {"type": "EPISODES", "note": "GET_ACTION", "episodes": [played, {**played, "rewards": []}]}
-    with served() as one, one.sampling(), one.voice() as voice:
-        # While others may ask, too, nothing is read as it comes.
-        begin(voice, 3)
-        # In dialects of their own, the first is read by itself and the second as one of many.
-        say_at_once(voice, TCP, msgspec.msgpack.encode(brought), asks("nobody's", obs_of(0)))
-        first, second = voice.client.receive(), voice.client.receive()
-    assert msgspec.msgpack.decode(first)["code"] == "wrong_length"
-    assert json.loads(second)["code"] == "unknown_episode"

@@ -63,21 +63,34 @@ def test_a_table_has_room_in_a_terminal_of_any_width(width: int) -> None:
     assert any(line.split()[:2] == ["3", "192"] for line in lines)
 
 
-def test_what_is_under_way_is_seen_from_callbacks_and_other_threads() -> None:
-    phases: list[str] = []
+def test_what_is_under_way_counts_from_the_beginning_of_each_iteration() -> None:
+    seen: list[tuple[Any, ...]] = []
 
-    class Asks(Tracker):
+    def note(algorithm: Any) -> None:
+        now = algorithm.under_way()
+        seen.append((now["phase"], now["training_iteration"], now["steps"], now["steps_due"]))
+
+    class Notes(DefaultCallbacks):
+        def on_learn_on_batch(self, **kwargs: Any) -> None:
+            note(algo)
+
+        def on_evaluate_end(self, *, algorithm: Any, **kwargs: Any) -> None:
+            note(algorithm)
+
+    class Begins(Tracker):
         def begin(self, algorithm: Any) -> None:
-            phases.append(algorithm.under_way()["phase"])
+            note(algorithm)
 
         def result(self, result: Any) -> None:
-            now = algo.under_way()
-            phases.append(now["phase"])
-            assert (now["steps"], now["steps_due"], now["num_env_steps_sampled"]) == (64, 64, 64)
+            note(algo)
 
-    with PPO(env="CartPole-v1", config={"train_batch_size": 64, "sgd_minibatch_size": 64}) as algo:
-        algo.learn(64, trackers=[Asks()])
-    assert phases == ["", ""]
+    config = {"train_batch_size": 64, "sgd_minibatch_size": 64, "evaluation_interval": 1, "callbacks": Notes}
+    with PPO(env="CartPole-v1", config={**config, "evaluation_duration": 1}) as algo:
+        for steps in (64, 128):
+            algo.learn(steps, trackers=[Begins()])
+    assert [phase for phase, *_ in seen] == ["", "learning", "evaluating", ""] * 2
+    assert [steps for _, _, steps, _ in seen] == [0, 64, 64, 64] * 2
+    assert {due for *_, due in seen} == {64}
 
 
 def test_without_a_terminal_there_are_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,51 +100,3 @@ def test_without_a_terminal_there_are_lines(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out.startswith(
         f"PPO in tictactoe, policies: default_policy, run folder {tmp_path / 'run'}\n"
     )
-
-
-def test_lines_count_from_the_beginning_of_an_iteration_and_name_it(tmp_path: Path) -> None:
-    lines: list[tuple[str, ...]] = []
-    began = time.perf_counter()
-
-    def note(algorithm: Any, where: str) -> None:
-        assert algorithm.under_way()["phase_s"] <= time.perf_counter() - began
-        shown = PlainLines()
-        shown._algorithm = algorithm
-        number, steps, doing = shown._under_way().split(", ")
-        lines.append((where, number, steps, doing.split()[0]))
-
-    class Notes(DefaultCallbacks):
-        def on_learn_on_batch(self, **kwargs: Any) -> None:
-            note(algo, "batch")
-
-        def on_evaluate_end(self, *, algorithm: Any, **kwargs: Any) -> None:
-            note(algorithm, "evaluation")
-
-    class Begins(Tracker):
-        def begin(self, algorithm: Any) -> None:
-            note(algorithm, "beginning")
-
-        def result(self, result: Any) -> None:
-            note(algo, "result")
-
-    def iteration(number: int) -> list[tuple[str, ...]]:
-        name = f"iteration {number}"
-        return [
-            ("beginning", name, "0 of 64 steps", "working"),
-            ("batch", name, "64 of 64 steps", "learning"),
-            ("evaluation", name, "64 of 64 steps", "evaluating"),
-            ("result", name, "64 of 64 steps", "working"),
-        ]
-
-    config = {"train_batch_size": 64, "sgd_minibatch_size": 64, "evaluation_interval": 1, "callbacks": Notes}
-    with PPO(env="CartPole-v1", config={**config, "evaluation_duration": 1}) as algo:
-        for steps in (64, 128):
-            time.sleep(0.3)
-            began = time.perf_counter()
-            algo.learn(steps, trackers=[Begins()])
-        algo.save(tmp_path)
-    with PPO.from_checkpoint(tmp_path, {"callbacks": Notes}) as algo:
-        time.sleep(0.3)
-        began = time.perf_counter()
-        algo.learn(192, trackers=[Begins()])
-    assert lines == [line for number in (1, 2, 3) for line in iteration(number)]

@@ -183,14 +183,6 @@ class _BoundedReader(io.RawIOBase):
 _FRAME_DIGITS = 8
 _NOT_ENCRYPTED = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
 
-_TIME = "one that is valid now; renew the server's, or set the clock of this machine, whichever is wrong"
-_HOST = (
-    "one for this host; write the host as the certificate names it, or give the server one that names it so"
-)
-_TRUST = "one from an authority that is trusted here; name its file in the variable SSL_CERT_FILE"
-_ADVICE = {9: _TIME, 10: _TIME, 62: _HOST, 64: _HOST}
-"""Expectation and advice by OpenSSL error number: not yet valid, expired, wrong name, wrong address."""
-
 
 def check_first_bytes(address: ClientAddress, data: bytes) -> None:
     """Raise ConfigError if the first bytes of a server belong to another protocol than the address names."""
@@ -209,7 +201,8 @@ def check_tls_error(address: ClientAddress, error: OSError) -> None:
     if isinstance(error, ssl.SSLCertVerificationError):
         raise ConfigError(
             f"PolicyClient: {address} shows a certificate that does not hold ({error.verify_message.rstrip('.')}), "
-            f"expected {_ADVICE.get(error.verify_code, _TRUST)}"
+            "expected one that is valid now, for this host, and from an authority that is trusted here; name the file "
+            "of its authority in the variable SSL_CERT_FILE"
         ) from error
     if isinstance(error, ssl.SSLError) and error.reason in _NOT_ENCRYPTED:
         raise _wrong_scheme(address, "does not encrypt", address.scheme, tls=False) from error
