@@ -59,9 +59,6 @@ class BadMessageError(MenvError):
         self.text = text
         self.seq = seq
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BadMessageError, (str(self.code), self.text, self.seq)
-
 
 Data = bytes | Raw
 
