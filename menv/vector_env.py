@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
 from menv.base_env import convert_env, innermost
 from menv.env_calls import close_all, close_env, reset_env, returned
@@ -65,18 +64,6 @@ class VectorEnv:
                 is no `make_env`.
         """
         return _GymEnvs(make_env, existing_envs or (), num_envs, action_space, observation_space)
-
-    @classmethod
-    def wrap(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse RLlib's old name and name the new one.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(
-            "VectorEnv.wrap: this name is gone, expected VectorEnv.vectorize_gym_envs(make_env, existing_envs, "
-            "num_envs, action_space, observation_space); call that with the same arguments"
-        )
 
     def vector_reset(
         self, *, seeds: Sequence[int | None] | None = None, options: Sequence[Any] | None = None
@@ -139,15 +126,11 @@ class _GymEnvs(VectorEnv):
         observation_space: gym.Space[Any] | None,
     ) -> None:
         check_number(num_envs)
-        if len(existing_envs) > num_envs:
+        if len(existing_envs) > num_envs or (make_env is None and len(existing_envs) < num_envs):
             raise ConfigError(
-                f"vectorize_gym_envs: {len(existing_envs)} existing_envs, expected at most num_envs={num_envs}; "
-                "raise num_envs or pass fewer"
-            )
-        if make_env is None and len(existing_envs) < num_envs:
-            raise ConfigError(
-                f"vectorize_gym_envs: num_envs={num_envs} but {len(existing_envs)} existing_envs and no make_env, "
-                "expected one that makes the others; pass make_env=lambda index: YourEnv(...)"
+                f"vectorize_gym_envs: num_envs={num_envs}, {len(existing_envs)} existing_envs and make_env={make_env}, "
+                "expected no more existing_envs than num_envs, and a function that makes the others; pass "
+                "make_env=lambda index: YourEnv(...)"
             )
         self.envs = list(existing_envs)
         self._make_env = make_env
@@ -168,22 +151,20 @@ class _GymEnvs(VectorEnv):
     def vector_reset(
         self, *, seeds: Sequence[int | None] | None = None, options: Sequence[Any] | None = None
     ) -> tuple[list[Any], list[Any]]:
-        given_seeds = self._one_each("seeds", seeds)
-        given_options = self._one_each("options", options)
+        alone = [None] * self.num_envs
+        pairs = zip(seeds or alone, options or alone, strict=True)
         results = [
-            self.reset_at(index, seed=seed, options=chosen)
-            for index, (seed, chosen) in enumerate(zip(given_seeds, given_options, strict=True))
+            self.reset_at(index, seed=seed, options=chosen) for index, (seed, chosen) in enumerate(pairs)
         ]
         return [obs for obs, _ in results], [info for _, info in results]
 
     def reset_at(
         self, index: int | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        number = self._index(index)
-        return reset_env(self.envs[number], number, seed, options)
+        return reset_env(self.envs[index or 0], index or 0, seed, options)
 
     def restart_at(self, index: int | None = None) -> None:
-        number = self._index(index)
+        number = index or 0
         if self._make_env is None:
             raise ConfigError(
                 f"restart_at: env {number} was given as an instance, expected make_env; pass it to vectorize_gym_envs"
@@ -194,10 +175,9 @@ class _GymEnvs(VectorEnv):
         self.envs[number] = self._make_env(number)
 
     def vector_step(self, actions: Sequence[Any]) -> StepLists:
-        wanted = self._one_each("actions", actions)
         steps = [
             returned(env.step(action), 5, f"env {index} step")
-            for index, (env, action) in enumerate(zip(self.envs, wanted, strict=True))
+            for index, (env, action) in enumerate(zip(self.envs, actions, strict=True))
         ]
         obs, rewards, terminateds, truncateds, infos = map(list, zip(*steps, strict=True))
         return obs, rewards, terminateds, truncateds, infos
@@ -206,28 +186,10 @@ class _GymEnvs(VectorEnv):
         return list(self.envs)
 
     def try_render_at(self, index: int | None = None) -> Any:
-        return self.envs[self._index(index)].render()
+        return self.envs[index or 0].render()
 
     def close(self) -> None:
         close_all(self.envs)
-
-    def _index(self, index: Any) -> int:
-        number = 0 if index is None else index
-        if not isinstance(number, int | np.integer) or not 0 <= number < self.num_envs:
-            raise ConfigError(
-                f"VectorEnv: index {index!r}, expected an integer from 0 to {self.num_envs - 1}; count from 0"
-            )
-        return int(number)
-
-    def _one_each(self, name: str, values: Sequence[Any] | None) -> Sequence[Any]:
-        if values is None:
-            return [None] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ConfigError(
-                f"VectorEnv: got {len(values)} {name} for {self.num_envs} sub-environments, expected one for each; "
-                "pass None where one has no use for it"
-            )
-        return values
 
 
 def check_number(num_envs: Any) -> None:

@@ -488,13 +488,3 @@ def unpack_weights(blob: bytes) -> dict[str, Array]:
         raise ConfigError(
             f"packed weights: {len(blob)} bytes are no safetensors, expected what pack_weights returned; {_PACK_AGAIN}"
         ) from error
-
-
-def weights_hash(weights: Mapping[str, Array]) -> str:
-    """Return the hash of weights by name: of their names, types, shapes and values."""
-    found = hashlib.sha256()
-    for name in sorted(weights):
-        value = weights[name]
-        found.update(json.dumps([name, value.dtype.str, value.shape]).encode())
-        found.update(np.ascontiguousarray(value).data)
-    return found.hexdigest()

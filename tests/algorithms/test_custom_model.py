@@ -208,7 +208,7 @@ def test_the_masks_of_a_groups_members_are_left_out_and_other_keys_of_that_name_
     assert structure(torch.arange(16.0).view(2, 8))[1]["obs"].tolist() == [[4, 5, 6, 7], [12, 13, 14, 15]]
 
 
-def test_policies_share_a_cohort_if_class_and_arguments_are_equal() -> None:
+def test_policies_share_a_group_if_class_and_arguments_are_equal() -> None:
     assert spec_of(width=8) == spec_of(width=8)
     assert spec_of(width=8) != spec_of(width=9)
     assert spec_of() != spec_of(Kept)

@@ -260,7 +260,7 @@ def test_removing_a_connector_takes_effect_and_leaves_a_working_policy() -> None
         assert (batch["obs"][late][5:, 0] >= 1).all()
 
 
-def test_policies_of_one_cohort_may_have_different_connectors() -> None:
+def test_policies_of_one_group_may_have_different_connectors() -> None:
     multi = {"policies": ["a", "b"], "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id}
 
     class Tenfold(AgentConnector):

@@ -66,8 +66,8 @@ HOOKS = [
     (lambda batch: batch[0:1], ContractError, "returned 1 rows, expected a SampleBatch of the same 3 rows"),
     (bare, ContractError, "returned 3 rows without 'action_dist_inputs'"),
     (short_column, ConfigError, "column 'joint' has 2 rows, expected 3"),
-    (sometimes, ContractError, "columns ['joint'] are in some batches and not in others"),
-    (ragged, ContractError, "column 'joint' has rows of shape (4,), expected (3,)"),
+    (sometimes, ContractError, "columns ['joint'] are not in all batches"),
+    (ragged, ContractError, "columns ['joint'] are not in all batches or have rows of another shape"),
 ]  # fmt: skip
 
 

@@ -71,38 +71,6 @@ def test_the_same_object_twice_is_refused() -> None:
         assert "the same object stands for two sub-environments" in told(call, ConfigError)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_another_number_of_seeds_options_or_actions_is_refused_and_nothing_happens(count: int) -> None:
-    env = VectorEnv.vectorize_gym_envs(Noting, num_envs=2)
-    copies = env.get_sub_environments()
-    assert f"{count} seeds" in told(lambda: env.vector_reset(seeds=[1] * count), ConfigError)
-    assert f"{count} options" in told(lambda: env.vector_reset(options=[{}] * count), ConfigError)
-    assert [copy.seeds for copy in copies] == [[], []]
-    env.vector_reset(seeds=[5, 6])
-    assert f"{count} actions" in told(lambda: env.vector_step([0] * count), ConfigError)
-    assert [copy.steps for copy in copies] == [0, 0]
-    assert len(env.vector_step([0, 0])) == 5
-    assert [copy.seeds for copy in copies] == [[5], [6]]
-
-
-def test_the_old_wrap_names_what_to_call() -> None:
-    message = told(lambda: VectorEnv.wrap(Noting, num_envs=2), ConfigError)
-    assert "VectorEnv.wrap" in message
-    assert "vectorize_gym_envs" in message
-
-
-@pytest.mark.parametrize("call", ["reset_at", "restart_at", "try_render_at"])
-@pytest.mark.parametrize("index", [2, -1, "x"], ids=repr)
-def test_an_index_that_there_is_not_is_named_with_the_valid_ones(call: str, index: Any) -> None:
-    env = VectorEnv.vectorize_gym_envs(Noting, num_envs=2)
-    env.vector_reset()
-    before = env.get_sub_environments()
-    message = told(lambda: getattr(env, call)(index), ConfigError)
-    assert repr(index) in message
-    assert "from 0 to 1" in message
-    assert env.get_sub_environments() == before
-
-
 class Handwritten(VectorEnv):
     """Two worlds, an episode of five steps each; subclasses break one thing."""
 

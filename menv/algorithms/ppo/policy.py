@@ -57,7 +57,7 @@ class PPOPolicy(NetworkPolicy):
 
     def __init__(
         self,
-        cohort: NetworkGroup,
+        networks: NetworkGroup,
         index: int,
         config: Mapping[str, Any] | None = None,
         seed: int = 0,
@@ -65,7 +65,7 @@ class PPOPolicy(NetworkPolicy):
         network: NetworkSpec,
         settings: PPOConfig,
     ) -> None:
-        super().__init__(cohort, index, config, seed)
+        super().__init__(networks, index, config, seed)
         self.settings = settings
         self.config = SpecConfig(config or {}, settings)
         self.loss_weights = LossWeights.of(settings, 0, settings.first_kl_coeff(network.head.kind))

@@ -6,7 +6,6 @@ hook or a central critic, samplers keep no episodes for it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ from menv.algorithms.rollouts.centralized_critic import CriticRows, JointFragmen
 from menv.base_env import AgentId
 from menv.connectors.built_in import clip_rewards_of
 from menv.episode import Episode
-from menv.errors import ContractError, EnvFaultWarning
+from menv.errors import ContractError
 from menv.inference.backend import ActingBackend
 from menv.policy import Policy
 from menv.sample_batch import MultiAgentBatch, SampleBatch
@@ -130,8 +129,8 @@ class BatchPostprocessor:
         self._recipes = recipes
         self._configs = configs
         self._joint = joint
-        # The columns that each policy's hook returned first; they must stay the same.
-        self._columns: dict[str, list[str]] = {}
+        # The shapes of rows of the columns that each policy's hook returned first; they must stay the same.
+        self._columns: dict[str, dict[str, tuple[int, ...]]] = {}
         # What each policy's algorithm computed from the rewards of the last fragment.
         self._computed: dict[str, list[str]] = {}
         self.left_out = 0
@@ -140,13 +139,8 @@ class BatchPostprocessor:
         configs = {name: _bare(config) for name, config in self._configs.items()}
         seen = any(getattr(config, "critic_obs", None) == "all_agents" for config in configs.values())
         joint = partial(_given, self._joint() if seen else None)
-        return BatchPostprocessor, (
-            list(self._groups),
-            dict(self._policies),
-            dict(self._recipes),
-            configs,
-            joint,
-        )
+        own = list(self._groups), dict(self._policies), dict(self._recipes)
+        return BatchPostprocessor, (*own, configs, joint)
 
     def over(
         self, groups: Sequence[PolicyGroup], policies: Mapping[str, Policy], left_out: int
@@ -191,11 +185,7 @@ class BatchPostprocessor:
         unchanged.
         """
         before = {
-            name: {
-                column: rows[column].copy()
-                for column in (SampleBatch.REWARDS, *_FROM_REWARDS)
-                if column in rows
-            }
+            name: {key: rows[key].copy() for key in (SampleBatch.REWARDS, *_FROM_REWARDS) if key in rows}
             for name, rows in batch.policy_batches.items()
         }
         yield
@@ -207,14 +197,6 @@ class BatchPostprocessor:
             if SampleBatch.REWARDS in same:
                 continue
             computed = same.intersection(self._computed.get(policy_id, ()))
-            if SampleBatch.ADVANTAGES in same - computed:
-                warnings.warn(
-                    f"policy {policy_id!r}: a callback changed rewards, but postprocess_trajectory wrote advantages, "
-                    "which are learned as they are, expected one place for both; change the rewards in "
-                    "postprocess_trajectory",
-                    EnvFaultWarning,
-                    stacklevel=2,
-                )
             if computed:
                 fresh = rows[:]
                 for name in computed:
@@ -290,20 +272,14 @@ class BatchPostprocessor:
 
     def _joined(self, name: str, pieces: list[AgentTrajectory], done: list[SampleBatch]) -> SampleBatch:
         for piece, one in zip(pieces, done, strict=True):
-            columns = sorted(set(one.stored()) - _SOMETIMES)
-            expected = self._columns.setdefault(name, columns)
-            if columns != expected:
+            shapes = {key: one[key].shape[1:] for key in sorted(set(one.stored()) - _SOMETIMES)}
+            expected = self._columns.setdefault(name, shapes)
+            if shapes != expected:
+                odd = sorted(key for key in {**shapes, **expected} if shapes.get(key) != expected.get(key))
                 raise ContractError(
-                    f"{_where(piece)}: columns {sorted(set(columns) ^ set(expected))} are in some batches and not in "
-                    "others, expected the same columns each time; add zeros where there is nothing to say"
+                    f"{_where(piece)}: columns {odd} are not in all batches or have rows of another shape in some, "
+                    "expected the same columns each time; add zeros where there is nothing to say"
                 )
-            for column in columns:
-                first, this = done[0][column], one[column]
-                if first.shape[1:] != this.shape[1:]:
-                    raise ContractError(
-                        f"{_where(piece)}: column {column!r} has rows of shape {this.shape[1:]}, expected "
-                        f"{first.shape[1:]} as before; make them equally long for all agents"
-                    )
         return SampleBatch.concat_samples(done)
 
     def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[ActingBackend, int, str]]:

@@ -25,7 +25,7 @@ from menv.algorithms.config.algorithm_config import SelfPlayConfig
 from menv.algorithms.training.matches import LEARNER, Matches, Table
 from menv.algorithms.training.policy_set import PolicySet
 from menv.base_env import AgentId
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError
 from menv.inference.policy_bundle import (
     MANIFEST,
     ExportCache,
@@ -34,7 +34,6 @@ from menv.inference.policy_bundle import (
     parse_manifest,
     policy_files,
     read_folder,
-    weights_hash,
     write_folder,
 )
 from menv.metrics import EpisodeSummary, Metrics, is_zero_sum, outcome, shares
@@ -59,12 +58,11 @@ _PRIOR = 0.1
 
 
 class Member(NamedTuple):
-    """A snapshot: for each base policy of its role, the hash of its bundle and of the weights in it."""
+    """A snapshot: for each base policy of its role, the hash of its bundle."""
 
     role: str
     iteration: int
     bundles: Mapping[str, str]
-    weights: Mapping[str, str]
 
 
 @dataclass
@@ -280,15 +278,14 @@ class League:
     def _take_snapshot(self, role: str, iteration: int) -> None:
         prefix = self._matches.prefixes[role]
         name = f"{prefix}snapshot_{sum(one.role == role for one in self.members.values())}"
-        bundles, weights = {}, {}
+        bundles = {}
         for base in role.split("+"):
             policy = self._policy_set.network_policies[base]
             files = policy_files(policy, {"iterations": iteration}, self._cache)
             bundles[base] = parse_manifest(files[MANIFEST], name)["sha256"]
-            weights[base] = weights_hash(policy.get_weights())
             if not (self._folder / bundles[base]).exists():
                 write_folder(self._folder / bundles[base], files)
-        self.members[name] = Member(role, iteration, bundles, weights)
+        self.members[name] = Member(role, iteration, bundles)
         self._recent[role] = [0.0, 0.0]
 
     def _choose(self, iteration: int, playing: set[str]) -> None:
@@ -377,22 +374,6 @@ class League:
             )
         return manifest, files
 
-    def check_unchanged(self) -> None:
-        """Compare the weights of the snapshots in memory with the stored ones.
-
-        Raises:
-            ContractError: One has changed, such as by `set_weights`.
-        """
-        for seat, name in self.slots.items():
-            member = self.members[name] if name is not None else None
-            for base, stored in member.weights.items() if member is not None else ():
-                policy_id = self._matches.policy_id(member.role, seat, base)  # type: ignore[union-attr]
-                if weights_hash(self._policy_set.network_policies[policy_id].get_weights()) != stored:
-                    raise ContractError(
-                        f"self_play: the weights of policy {policy_id!r} are not the weights of {name}, which is "
-                        "frozen; do not set weights of opponents"
-                    )
-
     def state(self) -> LeagueState:
         """Return everything but the snapshots."""
         return LeagueState(
@@ -404,7 +385,6 @@ class League:
 
         From a folder of the user they are copied: its files may change.
         """
-        self.check_unchanged()
         bundles = {bundle for member in self.members.values() for bundle in member.bundles.values()}
         for bundle in bundles if self._settings.folder else bundles - self._checked:
             self._read(self._folder, bundle)
@@ -444,7 +424,6 @@ class League:
         self.outcomes = {role: state.outcomes.get(role, {}) for role in self.outcomes}
         self.slots, self._recent = state.slots, state.recent
         self._matches.table = state.table
-        self.check_unchanged()
 
     def _copy(self, source: Path, target: Path) -> None:
         copy = shutil.copy2 if self._settings.folder else _link

@@ -151,11 +151,11 @@ class StopRule:
                 wrong = "" if self._evaluates else _NO_EVALUATION
             elif first in (result.get("recording") or ()):
                 wrong = _NO_EPISODES.format(key)
-            elif value is None:
-                wrong = _no_such_key(result, key)
-            else:
-                wrong = "" if isinstance(value, Real) else _no_number(key, value)
+            elif isinstance(value, Real):
+                wrong = ""
                 self._unseen.remove(key)
+            else:
+                wrong = _no_number(result, key)
             if wrong:
                 return f"stop {key}: {wrong}"
         return ""
@@ -164,34 +164,26 @@ class StopRule:
 def _value(result: Mapping[str, Any], key: str) -> Any:
     value: Any = result
     for part in key.split("/"):
-        value = _texts(value).get(part) if isinstance(value, Mapping) else None
+        named = {str(name): one for name, one in value.items()} if isinstance(value, Mapping) else {}
+        value = named.get(part)
     return value
 
 
-def _texts(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in mapping.items()}
-
-
-def _no_such_key(result: Mapping[str, Any], key: str) -> str:
-    """Return what is wrong with a key that a result lacks, "" in sections, where agents and policies may still join."""
-    evaluation, slash, rest = key.partition("/")
-    place, there = "", result
-    if evaluation == "evaluation" and slash:
-        place, there, key = "evaluation/", result["evaluation"], rest
-    first = key.partition("/")[0]
-    if isinstance(there.get(first, 0), Mapping | None):
-        return ""
-    near = [place + name for name in difflib.get_close_matches(first, there, n=3)]
-    hint = f"did you mean {' or '.join(near)}?" if near else "docs/reference/results.md lists them"
-    return f"results have no such key, expected an existing one; {hint}"
-
-
-def _no_number(key: str, value: object) -> str:
+def _no_number(result: Mapping[str, Any], key: str) -> str:
+    """Return what is wrong with a key without a number, "" in sections, where agents and policies may still join."""
+    section, there, first = "", result, key
+    if key.startswith("evaluation/"):
+        section, there, first = "evaluation/", result["evaluation"], key.partition("/")[2]
+    value, first = _value(result, key), first.partition("/")[0]
     if isinstance(value, Mapping):
-        inner = [f"{key}/{name}" for name in list(_texts(value))[:3]]
-        such = f", such as {' or '.join(inner)}" if inner else ""
-        return f"results have several values there, expected a key of one number; name one of them{such}"
-    return f"results have a {type(value).__name__} there, expected a number; docs/reference/results.md lists them"
+        inner = " or ".join(f"{key}/{name}" for name in list(value)[:3])
+        return f"results have several values there, expected a key of one number; name one of them, such as {inner}"
+    if value is None and isinstance(there.get(first, 0), Mapping | None):
+        return ""
+    near = " or ".join(section + name for name in difflib.get_close_matches(first, there, n=3))
+    hint = f"did you mean {near}?" if near and value is None else "docs/reference/results.md lists them"
+    got = "no such key" if value is None else f"a {type(value).__name__} there"
+    return f"results have {got}, expected a number; {hint}"
 
 
 def learn(

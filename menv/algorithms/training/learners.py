@@ -67,10 +67,9 @@ class SharedLayers:
         for other, theirs in self._groups.get(group, {}).items():
             if theirs != trunk:
                 raise ConfigError(
-                    f"{where}: its hidden layers have {_difference(trunk, theirs)}, expected "
-                    f"{_difference(theirs, trunk)} as in policy {other!r}; give both the same model and observation "
-                    "size, and heads on one trunk (PPO by model.vf_share_layers=True, DQN by dueling=True), or "
-                    "separate groups"
+                    f"{where}: its hidden layers are {trunk!s:.200}, expected {theirs!s:.200} as in policy {other!r}; "
+                    "give both the same model and observation size, and heads on one trunk (PPO by "
+                    "model.vf_share_layers=True, DQN by dueling=True), or separate groups"
                 )
             _check_pair(policy_id, other, group, policy_map)
         self._groups.setdefault(group, {})[policy_id] = trunk
@@ -122,16 +121,6 @@ def _one_is_frozen(learning: str, frozen: str, group: str) -> ConfigError:
         f"policies_to_train: {learning!r} and not {frozen!r}, which shares layers {group!r} with it, expected both or "
         f"none, for a frozen policy keeps its weights; {_ALONE}"
     )
-
-
-def _difference(trunk: Trunk, other: Trunk) -> str:
-    """Describe what one trunk has and another one has not."""
-    shapes = [f"{name} {shape}" for name, shape in trunk.shapes if (name, shape) not in other.shapes]
-    if trunk.activation != other.activation:
-        shapes.append(f"activation {trunk.activation!r}")
-    if trunk.conv != other.conv:
-        shapes.append(f"convolutions {trunk.conv}")
-    return ", ".join(shapes) or "no more weights"
 
 
 _OWN = "weights."

@@ -165,12 +165,11 @@ def _alike(
     groups: list[tuple[Any, list[str]]] = []
     for name, spec in specs.items():
         key = _form(spec, configs.get(name), networks.get(name))
-        for other, members in groups:
-            if other == key:
-                members.append(name)
-                break
-        else:
+        members = next((members for other, members in groups if other == key), None)
+        if members is None:
             groups.append((key, [name]))
+        else:
+            members.append(name)
     return [members for _, members in groups]
 
 
@@ -358,7 +357,7 @@ def _checked(
 def check_policy_class(policy_id: str, policy_class: Any) -> None:
     """Check the signatures of a `PPOPolicy` subclass before it is created."""
     where = f"policies[{policy_id!r}]: {policy_class.__name__}"
-    made = ("cohort", "index", "config", "seed")
+    made = ("networks", "index", "config", "seed")
     _check_parameters(
         where, policy_class.__init__, (None, *made), ("network", "settings"),
         "(self, *args, **kwargs); hand all of them on, the spaces, config and settings are attributes then",

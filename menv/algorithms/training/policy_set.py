@@ -9,9 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import adopt, override
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.off_policy.config import OffPolicyConfig
@@ -103,15 +101,9 @@ class PolicySet(PolicyView):
 
     def get(self, policy_id: str) -> Policy:
         """Return a policy; raise `ConfigError` if there is none."""
-        if isinstance(policy_id, tuple) or not isinstance(policy_id, Hashable):
-            # The second argument of the classic `compute_single_action` is the state.
+        if not isinstance(policy_id, Hashable) or policy_id not in self.policies:
             raise ConfigError(
-                f"policy_id: {type(policy_id).__name__}, expected one of {sorted(self.policies)}; pass a memory's "
-                "state by name, state=..."
-            )
-        if policy_id not in self.policies:
-            raise ConfigError(
-                f"policy {policy_id!r} does not exist, expected one of {sorted(self.policies)}; "
+                f"policy {policy_id!r:.60} does not exist, expected one of {sorted(self.policies)}; "
                 "pass policy_id=... of one of these"
             )
         return self.policies[policy_id]
@@ -194,16 +186,15 @@ class PolicySet(PolicyView):
 
     def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:
         """Return the user's weights once they are checked to be by policy id and name."""
-        given = weights.values() if isinstance(weights, Mapping) else [weights]
-        wrong = next((one for one in given if not isinstance(one, Mapping)), None)
-        if not isinstance(weights, Mapping) or not all(isinstance(one, Mapping) for one in given):
+        by_id = isinstance(weights, Mapping) and all(isinstance(one, Mapping) for one in weights.values())
+        if not by_id:
             raise ConfigError(
-                f"set_weights: {type(wrong).__name__} where weights by name belong, expected a dict of these by policy "
-                "id; give what get_weights returned"
+                f"set_weights: got {type(weights).__name__}, expected {{policy_id: {{name: array}}}}; pass what "
+                "get_weights returned"
             )
         for policy_id in weights:
             self.get(policy_id)
-        return weights
+        return dict(weights)
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
         """Set weights by policy id and name, in learners too; if one policy refuses its weights, no policy changes."""
@@ -214,17 +205,9 @@ class PolicySet(PolicyView):
             for policy_id, by_name in weights.items():
                 self.policies[policy_id].set_weights(by_name)
                 changed.append(policy_id)
-        except BaseException as error:
+        except BaseException:
             for done in changed:
                 self.policies[done].set_weights(before[done])
-            own = weights_of(self.policies[policy_id])
-            other_shapes = any(_shape(by_name.get(name, 0)) != np.shape(one) for name, one in own.items())
-            if (
-                isinstance(error, ConfigError)
-                and other_shapes
-                and (note := team_note(self.learners.configs.get(policy_id)))
-            ):
-                raise ConfigError(f"{error}{note}") from error
             raise
         for policy_id, by_name in weights.items():
             if self.learners.shared.peers(policy_id):
