@@ -1,15 +1,13 @@
 """The callback runner: calls a user's callbacks, and keeps the episodes that they read.
 
-`menv.sampling.episode_tracker`, the rollout loop and the sampler report to it. After a callback that may change
-batches it checks that no column used in training contains NaN or infinity; values that were not finite before are not
-blamed on it.
+`menv.sampling.episode_tracker`, the rollout loop and the sampler report to it.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,7 @@ import numpy as np
 from menv.base_env import COMMON, Column, Ready
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.episode import Episode
-from menv.errors import CALLER, ContractError, EnvFault, EnvFaultWarning
-from menv.inference.backend import not_finite
+from menv.errors import CALLER, EnvFault, EnvFaultWarning
 from menv.metrics import Metrics, When
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
@@ -176,16 +173,16 @@ class CallbackRunner:
                 name: agent_trajectories(name, own, self.episodes)
                 for name, own in batch.policy_batches.items()
             }
-            before, broken = _original_batches(trajectories, policies), broken_of_each(batch.policy_batches)
+            before = _original_batches(trajectories, policies)
             for policy_id, pieces in trajectories.items():
                 for _, agent_id, episode, own in pieces:
                     self.callbacks.on_postprocess_trajectory(
                         worker=self._worker, episode=episode, agent_id=agent_id, policy_id=policy_id, policies=policies,
                         postprocessed_batch=own, original_batches=before[episode.episode_id],
                     )  # fmt: skip
-                whole = SampleBatch.concat_samples([piece.batch for piece in pieces])
-                batch.policy_batches[policy_id] = whole
-                refuse_broken("on_postprocess_trajectory", policy_id, whole, broken[policy_id], pieces)
+                batch.policy_batches[policy_id] = SampleBatch.concat_samples(
+                    [piece.batch for piece in pieces]
+                )
         over, self._over = self._over, []
         for episode, env_index, faulty, when in over:
             self._close_episode(episode, env_index, faulty, when)
@@ -193,10 +190,7 @@ class CallbackRunner:
 
     def fragment_sampled(self, batch: MultiAgentBatch) -> None:
         """Call `on_sample_end` for a fragment that is ready for training."""
-        broken = broken_of_each(batch.policy_batches) if self._sample_end else {}
         self.callbacks.on_sample_end(worker=self._worker, samples=batch)
-        for policy_id in broken.keys() & batch.policy_batches.keys():
-            refuse_broken("on_sample_end", policy_id, batch.policy_batches[policy_id], broken[policy_id])
 
     def _call(self, hook: str, episode: Episode, env_index: int) -> None:
         worker = self._worker
@@ -221,58 +215,3 @@ def _original_batches(
             batch = SampleBatch.concat_samples([*lives, piece.batch]) if lives else piece.batch.copy()
             of_episode[piece.agent_id] = (policy_id, policies[policy_id], batch)
     return found
-
-
-_LEARNED = (
-    SampleBatch.OBS, SampleBatch.ACTIONS, SampleBatch.REWARDS, SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS,
-    SampleBatch.CRITIC_OBS, SampleBatch.VF_PREDS, SampleBatch.NEXT_VF_PREDS, SampleBatch.ADVANTAGES,
-    SampleBatch.VALUE_TARGETS,
-)  # fmt: skip
-"""Columns in which NaN is an error; a user's own columns may contain it."""
-
-
-def broken_columns(batch: Mapping[str, Any]) -> set[str]:
-    """Return the columns used in training that contain NaN or infinity."""
-    return {
-        name for name in _LEARNED if _of(batch, name) is not None and not_finite({name: _of(batch, name)})
-    }
-
-
-def broken_of_each(batches: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
-    """Return the broken columns of several policies, by policy id."""
-    return {name: broken_columns(batch) for name, batch in batches.items()}
-
-
-def refuse_broken(
-    hook: str,
-    policy_id: str,
-    batch: Mapping[str, Any],
-    before: Collection[str],
-    trajectories: Sequence[AgentTrajectory] = (),
-) -> None:
-    """Raise `ContractError` if a callback brought NaN or infinity into a policy's columns.
-
-    `before` are the broken columns before the call; `trajectories`, one after the other, give the agent's name.
-    """
-    for name in sorted(broken_columns(batch) - set(before)):
-        column = _of(batch, name)
-        row = int(np.argmin(np.isfinite(column).reshape(len(column), -1).all(1)))
-        what = not_finite({name: column})
-        raise ContractError(
-            f"policy {policy_id!r}, {hook}: column {what} in row {row} of {len(column)}{_agent_at(trajectories, row)}, "
-            "expected finite numbers; look there for a division by zero, a logarithm of 0 or an overflow"
-        )
-
-
-def _of(batch: Mapping[str, Any], name: str) -> Any:
-    stored = batch.stored() if isinstance(batch, SampleBatch) else batch
-    column = stored.get(name)
-    return column if isinstance(column, np.ndarray) and column.dtype.kind == "f" else None
-
-
-def _agent_at(trajectories: Iterable[AgentTrajectory], row: int) -> str:
-    for trajectory in trajectories:
-        if row < trajectory.batch.count:
-            return f", agent {trajectory.agent_id!r}"
-        row -= trajectory.batch.count
-    return ""

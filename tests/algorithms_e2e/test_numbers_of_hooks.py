@@ -1,4 +1,4 @@
-"""NaN and infinity that hooks leave in rows, and rewards that no number can sum: named, instead of learned from."""
+"""NaN and infinity that hooks leave in rows, and rewards that no number can sum: left out, and named."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks, PolicySpec
-from menv.algorithms import DQN, PPO, Algorithm, PPOPolicy
+from menv import DefaultCallbacks
+from menv.algorithms import DQN, PPO, Algorithm
 from menv.errors import ContractError
 from tests.worlds import Alone, Several
 
@@ -36,48 +36,18 @@ class Writes(DefaultCallbacks):
             batch[self.column][-1] = self.number
 
 
-@pytest.mark.slow_unless("PPO-*-on_sample_end", "PPO-rewards-*", "DQN-obs-*")
-@pytest.mark.each_value
 @pytest.mark.parametrize("hook", ["on_postprocess_trajectory", "on_sample_end", "on_learn_on_batch"])
-@pytest.mark.parametrize(
-    ("kind", "column"),
-    [
-        (PPO, "rewards"), (PPO, "obs"), (PPO, "action_logp"), (PPO, "advantages"), (PPO, "value_targets"),
-        (DQN, "rewards"), (DQN, "obs"),
-    ],
-)  # fmt: skip
-def test_what_a_callback_has_spoiled_is_named(kind: Any, column: str, hook: str) -> None:
-    for number, told in ((np.nan, "NaN"), (np.inf, "inf")):
-        writes = type("Own", (Writes,), {"hook": hook, "column": column, "number": number})
-        with (
-            kind(env="CartPole-v1", config={"train_batch_size": 64, "callbacks": writes}) as algorithm,
-            pytest.raises(
-                ContractError,
-                match=rf"^policy 'default_policy', {hook}: column '{column}' holds {told} in row \d+ of \d+",
-            ),
-        ):
+@pytest.mark.parametrize(("kind", "column"), [(PPO, "obs"), (PPO, "advantages"), (DQN, "obs")])
+def test_what_a_callback_has_spoiled_is_named_and_not_learned(kind: Any, column: str, hook: str) -> None:
+    writes = type("Own", (Writes,), {"hook": hook, "column": column})
+    config = {"train_batch_size": 64, "callbacks": writes, "seed": 1}
+    if kind is DQN:
+        config["num_steps_sampled_before_learning_starts"] = 0
+    with kind(env="CartPole-v1", config=config) as algorithm:
+        with pytest.warns(RuntimeWarning, match=f"its rows hold NaN or infinity in .*{column}"):
             algorithm.train()
-
-
-@pytest.mark.parametrize("column", ["rewards", "vf_preds", "advantages"])
-def test_what_a_policy_has_spoiled_is_named_with_the_agent(column: str) -> None:
-    class Spoils(PPOPolicy):
-        def postprocess_trajectory(
-            self, batch: Any, other_agent_batches: Any = None, episode: Any = None
-        ) -> Any:
-            batch[column] = np.full(batch.count, np.nan, np.float32)
-            # What NaN means there is the policy's own matter.
-            batch["own"] = np.full(batch.count, np.nan, np.float32)
-            return batch
-
-    own = {"policies": {"own": PolicySpec(policy_class=Spoils)}, "policy_mapping_fn": lambda agent: "own"}
-    with (
-        PPO(env="CartPole-v1", config={**SMALL, "multiagent": own}) as algorithm,
-        pytest.raises(
-            ContractError, match=rf"^policy 'own', postprocess_trajectory: column '{column}' .*agent 'agent0'"
-        ),
-    ):
-        algorithm.train()
+        weights = algorithm.get_weights()["default_policy"]
+    assert all(np.isfinite(value).all() for value in weights.values())
 
 
 class Pays(gym.RewardWrapper[Any, Any]):
@@ -89,26 +59,6 @@ class Pays(gym.RewardWrapper[Any, Any]):
 
     def reward(self, reward: Any) -> float:
         return float(self._pay)
-
-
-@pytest.mark.filterwarnings("ignore:overflow|invalid:RuntimeWarning")
-def test_hooks_are_not_blamed_for_rewards_that_no_float32_holds() -> None:
-    class Looks(DefaultCallbacks):
-        def on_postprocess_trajectory(self, **kwargs: Any) -> None:
-            pass
-
-        def on_sample_end(self, **kwargs: Any) -> None:
-            pass
-
-        def on_learn_on_batch(self, **kwargs: Any) -> None:
-            pass
-
-    config = {**SMALL, "env_config": {"pay": 1e39}, "callbacks": Looks}
-    with (
-        PPO(env=Pays, config=config) as algorithm,
-        pytest.warns(RuntimeWarning, match=r"was left out \(its rows hold NaN or infinity in advantages, "),
-    ):
-        algorithm.train()
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
@@ -136,28 +86,6 @@ def test_returns_that_no_float64_holds_are_named() -> None:
         pytest.raises(ContractError, match="'a'"),
     ):
         algorithm.train()
-
-
-# Gradients that are not finite: they are left out, and somebody is told.
-
-
-def test_each_policy_is_warned_of_once() -> None:
-    def skipped() -> int:
-        count: int = algorithm.train()["info"]["default_policy"]["skipped_updates"]
-        return count
-
-    settings = {
-        "train_batch_size": 64,
-        "sgd_minibatch_size": 32,
-        "num_sgd_iter": 2,
-        "seed": 1,
-        "normalize_values": False,
-    }
-    with PPO(env=Pays, config={**settings, "env_config": {"pay": 1e30}}) as algorithm:
-        with pytest.warns(RuntimeWarning, match="default_policy"):
-            first = skipped()
-        # Warnings are errors here.
-        assert skipped() > first > 0
 
 
 class Larger(Alone):

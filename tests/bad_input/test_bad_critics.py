@@ -120,9 +120,9 @@ def test_statistics_that_come_and_go_are_named() -> None:
 MODULES = [
     ([nn.Linear(2, 1)], "make_modules returned list, expected a dict of torch modules"),
     ({"critic": 3}, "make_modules returned dict, expected a dict of torch modules"),
-    ({"value": nn.Linear(2, 1)}, "'value' with a name of the network's own layers"),
-    ({"critic": nn.BatchNorm1d(2)}, "'critic' with 'running_mean' in it"),
-    ({"critic": nn.Linear(2, 1, dtype=torch.float64)}, "'critic' with 'weight' in it"),
+    ({"value": nn.Linear(2, 1)}, "'value' is a name of the network's own layers"),
+    ({"critic": nn.BatchNorm1d(2)}, "'running_mean'"),
+    ({"critic": nn.Linear(2, 1, dtype=torch.float64)}, "'weight'"),
 ]
 
 

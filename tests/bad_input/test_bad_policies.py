@@ -101,16 +101,6 @@ def test_unknown_ids_in_policies_to_train_are_named(trained: Any) -> None:
     refused(lambda: PPO(env=Duo, config={**SMALL, "multiagent": multiagent}), message)
 
 
-def test_a_policy_of_ones_own_whose_constructor_takes_something_else_is_named() -> None:
-    class Plain(Policy):
-        def __init__(self) -> None:
-            pass
-
-    policies = {"policies": {"plain": PolicySpec(policy_class=Plain)}}
-    message = r"policies\['plain'\]: Plain.__init__.* cannot be called .*expected \(self, observation_space, "
-    refused(lambda: PPO(env=Duo, config={**SMALL, "multiagent": policies}), message)
-
-
 @pytest.mark.parametrize("answer", [1, np.array(1)], ids=["int", "array"])
 def test_one_action_that_is_in_no_list_is_named(answer: Any) -> None:
     class One(Policy):

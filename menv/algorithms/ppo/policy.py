@@ -270,18 +270,12 @@ class PPOPolicy(NetworkPolicy):
             )
         taken = {name.partition(".")[0] for name in self._spec.weight_shapes()}
         for name, module in modules.items():
-            params = dict(module.named_parameters())
-            wrong = [key for key, param in params.items() if param.dtype != torch.float32]
-            buffers = [key for key in module.state_dict() if key not in params]
-            if name in taken or wrong or buffers:
-                what = (
-                    "a name of the network's own layers"
-                    if name in taken
-                    else f"{[*wrong, *buffers][0]!r} in it"
-                )
+            params = {key for key, one in module.named_parameters() if one.dtype == torch.float32}
+            wrong = sorted(module.state_dict().keys() - params)
+            if name in taken or wrong:
                 raise ConfigError(
-                    f"{where}: {name!r} with {what}, expected another name and nothing but float32 parameters; "
-                    "rename it, or leave layers with buffers such as BatchNorm out"
+                    f"{where}: {name!r} is a name of the network's own layers or holds {wrong}, expected another name "
+                    "and nothing but float32 parameters; leave layers with buffers such as BatchNorm out"
                 )
         return dict(modules)
 
@@ -290,22 +284,16 @@ def _scalars(policy_id: str, found: object) -> tuple[Tensor, dict[str, Tensor]]:
     total, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
     where = f"policy {policy_id!r}.loss"
     if not isinstance(total, Tensor) or total.shape != () or not isinstance(stats, Mapping):
-        what = (
-            f"a tensor of shape {tuple(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
-        )
+        got = f"a tensor of shape {tuple(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
         raise ContractError(
-            f"{where}: returned {what}, expected a scalar tensor, or one and a dict of statistics; take the mean over "
+            f"{where}: returned {got}, expected a scalar tensor, or one and a dict of statistics; take the mean over "
             "the rows"
         )
-    if not total.requires_grad:
+    if not total.requires_grad or not math.isfinite(float(total.detach())):
+        got = str(float(total.detach())) if total.requires_grad else "a number without a gradient"
         raise ContractError(
-            f"{where}: returned a number without a gradient, expected one that depends on the weights; compute it from "
-            "self.network or self.modules, in torch and without detach()"
-        )
-    if not math.isfinite(float(total.detach())):
-        raise ContractError(
-            f"{where}: returned {float(total.detach())}, expected a finite number; look for a division by zero, a "
-            "logarithm of 0, or columns that are not finite"
+            f"{where}: returned {got}, expected a finite number that depends on the weights; compute it from "
+            "self.network or self.modules without detach(), and look for a division by zero or a logarithm of 0"
         )
     statistics = {
         str(name): torch.as_tensor(value, dtype=torch.float32).detach() for name, value in stats.items()

@@ -25,7 +25,6 @@ from menv.errors import ContractError
 from menv.inference.backend import ActingBackend
 from menv.policy import Policy
 from menv.sample_batch import MultiAgentBatch, SampleBatch
-from menv.sampling.callback_runner import broken_columns, refuse_broken
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
 
@@ -223,10 +222,8 @@ class BatchPostprocessor:
         """Call `postprocess_trajectory` of the policies that override it, for each trajectory chunk."""
         hooked = [name for name in batch if self._hooked(name)]
         for name, shown in (_with_others(hooked, batch, episodes, beside) if hooked else {}).items():
-            before, pieces = broken_columns(batch[name]), [piece for piece, _ in shown]
             done = [self._postprocessed(piece, others) for piece, others in shown]
-            joined = batch.policy_batches[name] = self._joined(name, pieces, done)
-            refuse_broken("postprocess_trajectory", name, joined, before, pieces)
+            batch.policy_batches[name] = self._joined(name, [piece for piece, _ in shown], done)
 
     def _critic_rows(
         self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside, history: JointHistory

@@ -17,13 +17,12 @@ from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import Trunk
 from menv.algorithms.recipe import Learner, Recipe, Weights
 from menv.algorithms.training.network_group_builder import BuiltPolicies, first_weights
-from menv.callbacks import DefaultCallbacks, overrides
+from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.interrupts import updates
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch
-from menv.sampling.callback_runner import broken_columns, refuse_broken
 
 _ALGORITHMS = ("DQN", "PPO")
 _ALONE = 'give it config={"model": {"shared_layers": None}}'
@@ -206,11 +205,7 @@ class Learners:
     def _tell(self, policy_id: str, policy: Policy, batch: SampleBatch) -> dict[str, Any]:
         """Call `on_learn_on_batch`; return what it puts into the statistics."""
         found: dict[str, Any] = {}
-        hook = "on_learn_on_batch"
-        before = broken_columns(batch) if overrides(self._callbacks, hook) else None
         self._callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=found)
-        if before is not None:
-            refuse_broken(hook, policy_id, batch, before)
         self.custom_metrics.setdefault(policy_id, set()).update(found)
         return found
 
@@ -225,7 +220,8 @@ class Learners:
         """Warn, once for each policy, of skipped gradients: it may be all of them."""
         if "skipped_updates" in stats and policy_id not in self._warned:
             self._warned.add(policy_id)
-            broken = sorted(broken_columns(batch))
+            stored = {name: column for name, column in batch.stored().items() if column.dtype.kind == "f"}
+            broken = sorted(name for name, column in stored.items() if not np.isfinite(column).all())
             where = f" (its rows hold NaN or infinity in {', '.join(broken)})" if broken else ""
             warnings.warn(
                 f"policy {policy_id!r}: a gradient was NaN or infinite and was left out{where}, expected finite ones; "

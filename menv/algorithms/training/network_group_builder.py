@@ -6,7 +6,6 @@ differ. `menv.algorithms.training.policy_set` builds the groups and adds policie
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,6 @@ from menv.errors import ConfigError
 from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.backend import ActingBackend
 from menv.inference.network_policy import NetworkGroup
-from menv.migration_hints import warn_of_uncalled
 from menv.policy import Policy
 from menv.policy_spec import PolicySpec
 from menv.sampling.custom_policies import CustomPolicyStrategy
@@ -242,7 +240,6 @@ def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
             f"policies[{policy_id!r}]: policy_class {spec.policy_class.__name__}, expected a subclass of menv.Policy; "
             "derive it from menv.Policy and define compute_actions"
         )
-    check_own_policy_class(policy_id, spec.policy_class)
     # Never None: policies written for the classic interface read it.
     policy: Policy = spec.policy_class(spec.observation_space, spec.action_space, spec.config or {})
     return policy
@@ -352,38 +349,3 @@ def _checked(
     except ConfigError:
         return reference
     return None
-
-
-def check_policy_class(policy_id: str, policy_class: Any) -> None:
-    """Check the signatures of a `PPOPolicy` subclass before it is created."""
-    where = f"policies[{policy_id!r}]: {policy_class.__name__}"
-    made = ("networks", "index", "config", "seed")
-    _check_parameters(
-        where, policy_class.__init__, (None, *made), ("network", "settings"),
-        "(self, *args, **kwargs); hand all of them on, the spaces, config and settings are attributes then",
-    )  # fmt: skip
-    _check_parameters(
-        where, policy_class.loss, (None, "batch"), (),
-        "(self, batch); self.network is the model, self.ppo_loss(batch, values=...) PPO's own loss",
-    )  # fmt: skip
-    warn_of_uncalled(where, "PPOPolicy", policy_class)
-
-
-def check_own_policy_class(policy_id: str, policy_class: type[Any]) -> None:
-    """Check the constructor's signature of a `menv.Policy` subclass."""
-    _check_parameters(
-        f"policies[{policy_id!r}]: {policy_class.__name__}", policy_class.__init__, (None, None, None, {}), (),
-        "(self, observation_space, action_space, config); hand all three on to super().__init__",
-    )  # fmt: skip
-
-
-def _check_parameters(
-    where: str, method: Callable[..., Any], args: tuple[Any, ...], names: tuple[str, ...], wanted: str
-) -> None:
-    signature = inspect.signature(method)
-    try:
-        signature.bind(*args, **dict.fromkeys(names))
-    except TypeError as error:
-        raise ConfigError(
-            f"{where}.{method.__name__}{signature} cannot be called ({error}), expected {wanted}"
-        ) from error

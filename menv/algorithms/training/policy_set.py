@@ -25,13 +25,13 @@ from menv.algorithms.training.network_group_builder import (
     FreePolicySlots,
     add_to_groups,
     build_groups,
-    check_policy_class,
 )
 from menv.algorithms.training.torch_threads import learning_device
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.inference.network_policy import NetworkPolicy
+from menv.migration_hints import warn_of_uncalled
 from menv.policy import Policy, weights_of
 from menv.policy_map import MappingSetting, PolicyMap
 from menv.policy_spec import PolicySpec, SpecConfig, check_policy_id
@@ -330,7 +330,8 @@ def _policy_of(
     if spec.policy_class is not None:
         (network,) = (built.network for built in nets if built.group is group)
         settings = configs[policy_id]
-        check_policy_class(policy_id, spec.policy_class)
+        where = f"policies[{policy_id!r}]: {spec.policy_class.__name__}"
+        warn_of_uncalled(where, "PPOPolicy", spec.policy_class)
         policy: NetworkPolicy = spec.policy_class(
             networks, index, spec.config, seed, network=network, settings=settings
         )
