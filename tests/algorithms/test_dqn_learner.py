@@ -152,33 +152,6 @@ def test_a_truncated_row_is_worth_what_follows_and_a_terminated_one_is_not(termi
     assert q_values[0, 0] == pytest.approx(0.0 if terminated else 0.5, abs=0.1)
 
 
-@pytest.mark.slow_unless("True")
-@pytest.mark.parametrize("double_q", [False, True])
-def test_a_choice_that_will_be_illegal_is_worth_nothing_however_much_it_would_pay(double_q: bool) -> None:
-    # In the second state action 1 would pay 10 and is taken in half of the rows, as if by mistake; it is illegal.
-    first, second = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
-    obs, actions = [first, second, second] * 32, [0, 0, 1] * 32
-    rewards, ends = [0.0, 1.0, 10.0] * 32, np.tile([False, True, True], 32)
-    batch = one_step_pieces(obs, actions, rewards, [second] * 96, ends, np.ones((96, 2)))
-
-    class WithMask:
-        def __init__(self, segments: Any) -> None:
-            self.segments, self.next_mask = segments, np.tile([True, False], (96, 1))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.segments, name)
-
-    batch.segments = WithMask(batch.segments)  # type: ignore[assignment]
-    one = learner(lr=1e-2, gamma=0.5, target_network_update_freq=10, double_q=double_q)
-    for number in range(10):
-        one.learn(batch, number)
-    acting = OnnxBackend(StockGraphs(SPEC), SPEC.head, [one.weights()])
-    seen = np.array([first, second], np.float32)
-    q_values = acting.evaluate(0, seen, None, np.zeros(2, np.int64)).dist_inputs
-    assert q_values[1, 1] > 5.0
-    assert q_values[0, 0] == pytest.approx(0.5, abs=0.25)
-
-
 def test_fractions_of_gradient_steps_carry_over() -> None:
     one = learner(train_batch_size=8, training_intensity=2.0)
     assert [one.learn(bandit(3), 0)["updates"] for _ in range(8)] == [0, 1, 1, 1, 0, 1, 1, 1]
@@ -208,20 +181,6 @@ def test_nothing_is_learned_before_the_run_has_enough_steps_and_nothing_is_made_
         if name != "epsilon":
             np.testing.assert_array_equal(value, before[name])
     assert one.learn(bandit(5), 100)["updates"] == 5.0
-
-
-def test_the_target_network_is_copied_after_so_many_rows() -> None:
-    def target(of: DQNLearner) -> Any:
-        return of.state()["target.policy.out.weight"]
-
-    one = learner(target_network_update_freq=32, lr=1e-2)
-    one.has_first_weights = True
-    first = target(one)
-    one.learn(bandit(31), 0)
-    np.testing.assert_array_equal(target(one), first)
-    one.learn(bandit(1), 0)
-    np.testing.assert_array_equal(target(one), one.weights()["policy.out.weight"])
-    assert not np.array_equal(target(one), first)
 
 
 def test_epsilon_follows_the_steps_of_the_run_and_is_published_with_the_weights() -> None:
@@ -274,15 +233,6 @@ def test_a_recipe_makes_a_network_of_q_values_and_its_learner() -> None:
     assert network == StockSpec(4, ActionHead("q_values", (3,)), (8,), "relu", dueling=True)
     made = recipe.make_learner(network, network.first_weights(0), config, 5)
     assert set(made.weights()) == set(network.weight_shapes())
-
-
-@pytest.mark.parametrize(
-    ("space", "kind"),
-    [(gym.spaces.Box(-1.0, 1.0, (2,)), "continuous"), (gym.spaces.MultiDiscrete([2, 2]), "MultiDiscrete")],
-)
-def test_actions_that_are_not_discrete_are_refused_with_ppo_as_the_way_out(space: Any, kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"DQN: {kind} action space .* expected Discrete; .* PPO"):
-        DQNRecipe().network(4, space, DQNConfig(env="unused"))
 
 
 # The loss of Q-learning, worked out by hand.

@@ -13,7 +13,6 @@ from menv.algorithms import PPO
 from menv.callbacks import HOOKS
 from menv.envs import RockPaperScissors
 from menv.errors import CallOrderError, ConfigError
-from tests.algorithms_e2e.comings import Comings
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
 from tests.inside import sampler
 
@@ -92,21 +91,6 @@ def test_an_episode_tells_what_its_agents_have_earned_so_far_and_results_stay_th
     assert len({by_agent["player1", "default_policy"] for _, _, by_agent in seen}) > 2
     names = ("hist_stats", "policy_reward_mean", "agent_reward_mean", "digest")
     assert [looked_at[name] for name in names] == [alone[name] for name in names]
-
-
-def test_agents_that_come_back_keep_their_place_in_results_whoever_looks_on() -> None:
-    class Look(DefaultCallbacks):
-        def on_episode_step(self, **kwargs: Any) -> None:
-            pass
-
-    def told(callbacks: Any) -> list[Any]:
-        with PPO(
-            env=Comings, config={**SMALL, "train_batch_size": 60, "seed": 1, "callbacks": callbacks}
-        ) as algo:
-            result = algo.train()
-        return [result["hist_stats"], list(result["agent_reward_mean"]), result["episode_reward_mean"]]
-
-    assert told(Look) == told(None)
 
 
 def test_what_an_episode_gathers_is_in_the_results() -> None:
@@ -292,36 +276,6 @@ def test_a_method_that_looks_like_a_hook_and_is_none_warns(name: str, near: str)
         PPO(env=Duo, config={**SMALL, "callbacks": old}),
     ):
         pass
-
-
-@pytest.mark.parametrize("call", ["sample", "train"])
-def test_a_hook_cannot_sample_within_the_fragment_that_called_it(call: str) -> None:
-    seen: list[Exception] = []
-
-    class Impatient(DefaultCallbacks):
-        def on_episode_end(self, **kwargs: Any) -> None:
-            with pytest.raises(
-                CallOrderError, match="a fragment is being sampled, expected to stand between two"
-            ) as told:
-                getattr(algo, call)()
-            seen.append(told.value)
-
-    with PPO(env=Duo, config={**SMALL, "callbacks": Impatient}) as algo:
-        assert algo.train()["num_env_steps_sampled"] == 10
-        assert algo.sample().env_steps() == 10
-    assert len(seen) >= 2
-
-
-@pytest.mark.parametrize("hook", ["on_postprocess_trajectory", "on_sample_end"])
-def test_a_fragment_goes_on_until_its_last_hook_has_been_called(hook: str) -> None:
-    def again(self: Any, **kwargs: Any) -> None:
-        algo.sample()
-
-    impatient = type("Impatient", (DefaultCallbacks,), {hook: again})
-    with PPO(env=Duo, config={**SMALL, "callbacks": impatient}) as algo:
-        for _ in range(2):
-            with pytest.raises(CallOrderError, match="a fragment is being sampled"):
-                algo.sample()
 
 
 @pytest.mark.parametrize("hook", ["on_episode_end", "on_evaluate_end"])

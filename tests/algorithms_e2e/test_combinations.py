@@ -13,7 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
-from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy, SampleBatch
+from menv import DefaultCallbacks, PolicySpec, RandomPolicy, SampleBatch
 from menv.algorithms import DQN, PPO, Algorithm
 from menv.algorithms.training.sequences import state_before
 from tests.algorithms_e2e.comings import Comings
@@ -243,42 +243,6 @@ def test_states_stay_with_their_agents_while_policies_come_and_go() -> None:
         algorithm.evaluate()
 
 
-class Counting(Policy):
-    """Answers with the number of its answers in this life, from a state of its own."""
-
-    def get_initial_state(self) -> list[Any]:
-        return [np.zeros(1)]
-
-    def compute_actions(
-        self, obs_batch: Any, state_batches: Any = None, *args: Any, **kwargs: Any
-    ) -> tuple[Any, list[Any], dict[str, Any]]:
-        return [int(state[0]) % 3 for state in state_batches[0]], [state_batches[0] + 1], {}
-
-
-def test_own_policies_that_remember_do_so_beside_memories_evaluations_and_removals() -> None:
-    by_agent = {"a0": "net", "a1": "one", "a2": "two"}
-    policies = {"net": None, **dict.fromkeys(("one", "two"), PolicySpec(policy_class=Counting))}
-    multi = {"policies": policies, "policy_mapping_fn": lambda agent_id, **kwargs: by_agent[agent_id]}
-
-    def check(algorithm: Algorithm) -> None:
-        batch = algorithm.sample()
-        for policy_id in set(batch) - {"net"}:
-            np.testing.assert_array_equal(batch[policy_id]["actions"], batch[policy_id]["t"] % 3)
-
-    with PPO(env=Comings, config={**ON_POLICY, "multiagent": multi}) as algorithm:
-        for act in (algorithm.train, algorithm.evaluate, algorithm.train):
-            act()
-            check(algorithm)
-        now = {**by_agent, "a1": "three"}
-        algorithm.add_policy(
-            "three", PolicySpec(policy_class=Counting), policy_mapping_fn=lambda agent_id: now[agent_id]
-        )
-        algorithm.remove_policy("one")
-        for _ in range(3):
-            check(algorithm)
-        algorithm.evaluate()
-
-
 @pytest.mark.slow_unless("{'act': 'choice'*False*-Recurrent", "{'obs': 'image'*tuple*-Grid")
 @pytest.mark.parametrize("module", [Grid, Recurrent])
 @pytest.mark.parametrize("world", [*ACTS, {"obs": "image", "mask": True, "act": "tuple"}], ids=str)
@@ -300,40 +264,6 @@ def test_a_users_module_goes_with_every_action_and_with_policies_that_come(
         learned = algorithm.get_weights(["new"])["new"]
         assert "new" in result["info"]
         assert all((learned[name] != copied[name]).any() for name in copied)
-
-
-@pytest.mark.slow_unless("numbers-*lstm': True*", "image-{'fcnet_hiddens': *]}")
-@pytest.mark.parametrize("model", [FLAT, LSTM, {**GRU, "vf_share_layers": True}], ids=str)
-@pytest.mark.parametrize("obs", ["numbers", "image"])
-def test_all_layers_but_the_heads_are_shared_whatever_they_are(model: dict[str, Any], obs: str) -> None:
-    config = {
-        **ON_POLICY,
-        "model": {**model, "shared_layers": "all"},
-        "env_config": {"obs": obs, "mask": True},
-    }
-    with PPO(env=Comings, config={**config, "multiagent": TWO}) as algorithm:
-
-        def check(one: str, other: str) -> None:
-            weights = algorithm.get_weights()
-            different = [
-                name for name, value in weights[one].items() if (value != weights[other][name]).any()
-            ]
-            assert {name.split(".")[1] for name in different} == {"out"}
-
-        first = algorithm.get_weights()["first"]
-        for _ in range(2):
-            algorithm.train()
-        check("first", "others")
-        after = algorithm.get_weights()["first"]
-        assert all((after[name] != first[name]).any() for name in first)
-        algorithm.add_policy(
-            "new", policy_mapping_fn=lambda agent_id: "new" if agent_id == "a1" else "others"
-        )
-        algorithm.remove_policy("first")
-        for _ in range(2):
-            algorithm.train()
-        check("new", "others")
-        algorithm.evaluate()
 
 
 def test_every_kind_of_policy_learns_in_one_run() -> None:

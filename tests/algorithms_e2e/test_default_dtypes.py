@@ -71,26 +71,18 @@ def two_steps(context: Any) -> Any:
 
 RUNS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "ppo": (PPO, "CartPole-v1", SMALL),
-    "ppo, values as they are": (PPO, "CartPole-v1", {**SMALL, "normalize_values": False, "vf_clip_param": 10.0}),
     "ppo, box actions": (PPO, "Pendulum-v1", {**SMALL, "kl_coeff": 0.2, "entropy_coeff": 0.01}),
-    "ppo, torch acts": (PPO, "CartPole-v1", {**SMALL, "inference": "torch"}),
-    "ppo, common layers": (PPO, "CartPole-v1", {**SMALL, "model": {"vf_share_layers": True}}),
     "ppo, lstm": (PPO, "CartPole-v1", {**SMALL, "model": LSTM}),
     "ppo, gru, torch acts": (PPO, "Pendulum-v1", {**SMALL, "model": GRU, "inference": "torch"}),
     "ppo, images": (PPO, Pictures, SMALL),
     "ppo, masks and shared layers": (PPO, TicTacToe, {**SMALL, "multiagent": SHARED}),
-    "ppo, all agents' critic": (PPO, TicTacToe, {**SMALL, "critic_obs": "all_agents"}),
     "ppo, a module": (PPO, "CartPole-v1", {**SMALL, "model": {"custom_model": Single}}),
     "ppo, a module with a state": (PPO, "CartPole-v1", {**SMALL, "model": {"custom_model": Remembering}}),
     "dqn": (DQN, "CartPole-v1", {**REPLAYED, **PRIORITIES}),
-    "dqn, torch acts": (DQN, "CartPole-v1", {**REPLAYED, "inference": "torch"}),
     "dqn, gru": (DQN, "CartPole-v1", {**REPLAYED, **PRIORITIES, "model": GRU}),
     "dqn, masks, lstm, torch acts": (DQN, TicTacToe, {**REPLAYED, "model": LSTM, "inference": "torch"}),
-    "dqn, images": (DQN, Pictures, REPLAYED),
-    "dqn, a module": (DQN, "CartPole-v1", {**REPLAYED, "model": {"custom_model": Single}}),
     "qmix": (QMIX, two_steps, REPLAYED),
     "qmix, torch acts": (QMIX, two_steps, {**REPLAYED, **PRIORITIES, "inference": "torch"}),
-    "qmix, no mixer": (QMIX, two_steps, {**REPLAYED, "mixer": None}),
 }  # fmt: skip
 
 

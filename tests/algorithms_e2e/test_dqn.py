@@ -8,9 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import PolicySpec, RandomPolicy
+from menv import PolicySpec
 from menv.algorithms import DQN, PPO
-from menv.envs import TicTacToe
 from menv.errors import ConfigError
 from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to, weights_of
 from tests.algorithms_e2e.test_ppo_spaces import Spaces
@@ -163,13 +162,6 @@ def test_two_trainers_swap_weights() -> None:
             ppo.set_weights(dqn.get_weights(["dqn"]))
             dqn.set_weights(ppo.get_weights(["ppo"]))
             assert all(weights_of(ppo, policy_id) == weights_of(dqn, policy_id) for policy_id in both)
-
-
-def test_a_dqn_policy_may_be_added_beside_a_random_one() -> None:
-    multiagent = {"policies": {"random": RandomPolicy}, "policy_mapping_fn": lambda agent: "random"}
-    with PPO(env=TicTacToe, config={"train_batch_size": 256, "multiagent": multiagent}) as algo:
-        algo.add_policy("q", PolicySpec(algorithm="DQN"), policy_mapping_fn=to(player1="q", player2="random"))
-        assert "q" in algo.train()["info"]
 
 
 @pytest.mark.parametrize(

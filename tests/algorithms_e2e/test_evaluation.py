@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks, PolicySpec, RandomPolicy
+from menv import PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO
 from menv.errors import ConfigError, MenvError
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
@@ -111,12 +111,6 @@ def test_policies_of_their_own_are_refused() -> None:
         PPO(env=Duo, config={**SMALL, **own})
 
 
-def test_settings_of_the_run_may_be_given_again_as_they_are() -> None:
-    own = {**SMALL, "num_workers": 0, "explore": False}
-    with PPO(env=Duo, config={**SMALL, "evaluation_duration": 2, "evaluation_config": own}) as algo:
-        assert algo.evaluate()["evaluation"]["episodes_this_iter"] == 2
-
-
 OF_POLICIES: list[tuple[dict[str, Any], str]] = [
     ({"exploration_config": {"final_epsilon": 0.0}}, "write explore=False for the best actions"),
     ({"normalize_actions": False}, "leave it out"),
@@ -146,22 +140,6 @@ def test_what_policies_are_made_with_may_be_given_again_as_it_is() -> None:
         assert algo.evaluate()["evaluation"]["episodes_this_iter"] == 1
 
 
-def test_callbacks_are_told_of_the_sub_environments_of_evaluations() -> None:
-    told: list[Any] = []
-
-    class Taking(DefaultCallbacks):
-        def on_sub_environment_created(self, **kwargs: Any) -> None:
-            told.append((kwargs["env_index"], kwargs["env_context"].vector_index, kwargs["sub_environment"]))
-
-    settings = {"evaluation_config": {"callbacks": Taking, "num_envs_per_worker": 3}}
-    with PPO(env=Sized, config={**SMALL, **settings}) as algo:
-        assert told == []
-        algo.evaluate()
-        algo.evaluate()
-    assert [one[:2] for one in told] == [(0, 0), (1, 1), (2, 2)]
-    assert all(isinstance(env, Sized) for *_, env in told)
-
-
 @pytest.mark.parametrize(("settings", "lengths"), [
     ({"evaluation_duration": 6}, [2, 2, 3, 3, 4, 4]),
     ({"evaluation_duration": 4}, [2, 2, 3, 4]),
@@ -180,16 +158,6 @@ def test_sub_environments_that_step_together_play_equal_shares(
             assert found["episodes_this_iter"] == len(lengths)
             assert sorted(found["hist_stats"]["episode_lengths"]) == lengths
             algo.train()
-
-
-def test_gymnasiums_vectorised_environments_are_evaluated() -> None:
-    config = {"train_batch_size": 64, "evaluation_duration": 5}
-    with PPO(env=lambda context: gym.make_vec("CartPole-v1", 2), config=config) as algo:
-        trained = algo.train()["num_env_steps_sampled"]
-        found = algo.evaluate()["evaluation"]
-        assert found["episodes_this_iter"] == len(found["hist_stats"]["episode_reward"]) == 5
-        again = algo.train()
-        assert again["num_env_steps_sampled"] - again["num_env_steps_sampled_this_iter"] == trained
 
 
 def test_an_environment_that_is_trained_in_is_not_evaluated_in() -> None:

@@ -8,7 +8,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO, PPOConfig
 from menv.algorithms.algorithm import Algorithm
 from menv.errors import CallOrderError, ConfigError
@@ -65,13 +64,6 @@ def test_sampler_keys_and_learner_statistics_are_found_at_both_classic_places() 
     stats = result["info"]["learner"]["default_policy"]["learner_stats"]
     assert stats == result["info"]["default_policy"]
     assert np.isfinite(stats["policy_loss"])
-
-
-def test_a_policy_may_be_called_learner() -> None:
-    config = tiny(multiagent={"policies": ["learner"], "policy_mapping_fn": lambda agent: "learner"})
-    with PPO(env="CartPole-v1", config=config) as algorithm:
-        info = algorithm.train()["info"]
-    assert info["learner"]["kl"] == info["learner"]["learner"]["learner_stats"]["kl"]
 
 
 def test_an_iteration_without_a_finished_episode_reports_none_and_zero() -> None:
@@ -222,17 +214,6 @@ def test_learners_go_on_from_weights_that_a_policy_itself_is_given(kind: type[Al
         assert max(apart.values()) < 1e-5
 
 
-def test_learners_go_on_from_weights_that_a_policy_is_given_when_it_is_about_to_learn() -> None:
-    class Gives(DefaultCallbacks):
-        def on_learn_on_batch(self, *, policy: Any, **kwargs: Any) -> None:
-            policy.set_weights({name: np.full_like(one, 0.25) for name, one in policy.get_weights().items()})
-
-    with PPO(env="CartPole-v1", config=tiny(lr=1e-9, callbacks=Gives)) as algorithm:
-        algorithm.train()
-        learned = algorithm.get_policy().get_weights()
-    assert all(np.abs(one - 0.25).max() < 1e-5 for one in learned.values())
-
-
 def test_a_stopped_algorithm_says_so_and_closes_its_environments_once() -> None:
     closed: list[int] = []
 
@@ -248,20 +229,6 @@ def test_a_stopped_algorithm_says_so_and_closes_its_environments_once() -> None:
     for call in (algorithm.sample, algorithm.train):
         with pytest.raises(CallOrderError, match=r"(sample|train): this algorithm was stopped; build"):
             call()
-
-
-def test_torch_runs_in_one_thread_unless_told_otherwise() -> None:
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with PPO(env="CartPole-v1", config=tiny(torch_threads=None)):
-            assert torch.get_num_threads() == 2
-        with PPO(env="CartPole-v1", config=TINY):
-            assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
 
 
 # A network is built once and lives as long as its learner: each gradient step is what a new one would give.

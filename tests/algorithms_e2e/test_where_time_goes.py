@@ -137,11 +137,3 @@ def test_times_of_workers_add_up(overlap: bool) -> None:
         assert perf["env_time_s"] >= NAP * STEPS
         assert perf["act_time_s"] > 0
         assert perf["complete_time_s"] > 0
-
-
-def test_what_was_sampled_before_an_iteration_is_not_in_its_times() -> None:
-    with trained(SlowGym) as algo:
-        for _ in range(4):
-            algo.sample()
-        perf = times_of(algo)
-    assert perf["env_time_s"] <= perf["sample_time_s"]

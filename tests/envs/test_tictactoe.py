@@ -139,13 +139,6 @@ def test_a_step_outside_a_game_asks_for_reset() -> None:
         env.step({"player2": 5})
 
 
-def test_games_in_several_instances_do_not_touch_each_other() -> None:
-    one, _ = play(0)
-    other, _ = play(8, 7)
-    assert one.board == (1, 0, 0, 0, 0, 0, 0, 0, 0)
-    assert other.board == (0, 0, 0, 0, 0, 0, 0, 2, 1)
-
-
 def test_the_text_shows_the_board() -> None:
     env, _ = play(0, 4, 8)
     assert (
@@ -171,9 +164,3 @@ def test_the_picture_shows_marks_of_two_kinds() -> None:
 def test_an_unknown_render_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match="render_mode is 'human'"):
         TicTacToe({"render_mode": "human"})
-
-
-def test_actions_may_be_named_as_the_guide_names_them() -> None:
-    env = TicTacToe()
-    env.reset()
-    assert env.step(actions={"player1": 0})[1].keys() >= {"player1"}

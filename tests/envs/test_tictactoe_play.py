@@ -66,17 +66,9 @@ def test_a_perfect_player_loses_no_line() -> None:
     assert losing_lines(choose_perfect) == [0, 0]
 
 
-def test_the_first_legal_move_can_be_beaten_from_both_seats() -> None:
-    assert min(losing_lines(choose_first_legal)) > 0
-
-
 @pytest.mark.parametrize("square", [-1, 9])
 def test_a_policy_that_moves_illegally_loses_every_line(square: int) -> None:
     assert losing_lines(lambda observations, mask: np.full(len(mask), square)) == [1, 9]
-
-
-def test_a_policy_that_always_takes_the_centre_loses_by_its_second_move() -> None:
-    assert losing_lines(lambda observations, mask: [4] * len(mask)) == [8, 1 + 8 * 7]
 
 
 def test_policies_see_what_the_game_shows() -> None:
@@ -105,10 +97,6 @@ def test_the_empty_board_is_worth_a_draw_and_every_first_move_keeps_it() -> None
     assert best_moves((0,) * 9) == list(range(9))
 
 
-def test_the_centre_is_the_only_answer_to_a_corner() -> None:
-    assert best_moves((2, 0, 0, 0, 0, 0, 0, 0, 0)) == [4]
-
-
 def test_a_win_is_taken_and_a_threat_is_blocked() -> None:
     assert best_moves((1, 1, 0, 2, 2, 0, 0, 0, 0))[0] == 2
     assert best_moves((2, 2, 0, 0, 1, 0, 0, 0, 0)) == [2]
@@ -128,19 +116,6 @@ def test_random_opponents_are_counted_per_seat_and_reproducibly() -> None:
         assert sum(record) == 1000
         assert record.losses == 0
     assert results[0].wins > results[1].wins > 500
-
-
-def test_two_random_players_win_as_often_as_known() -> None:
-    rng = np.random.default_rng(0)
-
-    def choose(observations: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_]) -> Any:
-        return np.where(mask, rng.random(mask.shape), -1.0).argmax(axis=1)
-
-    # Exact chances for the first player of random play: 737/1260 wins, 8/63 draws, 121/420 losses.
-    wins, draws, losses = (count / 40_000 for count in play(choose, random_moves, 40_000, seed=0)[0])
-    assert wins == pytest.approx(737 / 1260, abs=0.01)
-    assert draws == pytest.approx(8 / 63, abs=0.01)
-    assert losses == pytest.approx(121 / 420, abs=0.01)
 
 
 def test_perfect_players_draw_and_beat_the_first_legal_move() -> None:

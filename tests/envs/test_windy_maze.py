@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from examples.windy_maze import DOWN, LEFT, NAMES, RIGHT, UP, WindyMaze, walked
+from examples.windy_maze import DOWN, LEFT, NAMES, RIGHT, UP, WindyMaze
 from menv import RandomPolicy, check_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
@@ -79,11 +79,6 @@ def test_the_same_seed_brings_the_same_winds_and_the_same_goal() -> None:
     assert {wind for seed in range(8) for wind in winds(seed)[1:]} == {UP, RIGHT, DOWN, LEFT}
 
 
-def test_cells_count_along_the_direction() -> None:
-    here = (3, 3)
-    assert [walked(here, there, RIGHT) for there in ((3, 4), (3, 2), (2, 3), here)] == [1.0, -1.0, -0.5, 0.0]
-
-
 def actors(env: WindyMaze) -> Iterator[str]:
     """Play an episode of zeros and yield who acts."""
     obs, _ = env.reset(seed=0)
@@ -100,16 +95,6 @@ def test_each_command_opens_an_agent_that_walks_for_some_moves() -> None:
     top = "top_level"
     assert acted == [top, *["low_level_0"] * 3, top, *["low_level_1"] * 3, top, *["low_level_2"] * 2]
     assert env.possible_agents == list(dict.fromkeys(acted))
-
-
-def test_one_step_of_the_top_level_is_several_of_the_levels_below() -> None:
-    env = WindyMaze({"levels": 3, "length": 2, "max_moves": 7})
-    acted = list(actors(env))
-    assert acted == [
-        "top_level", "mid_level_0", *["low_level_0"] * 2, "mid_level_0", *["low_level_1"] * 2,
-        "top_level", "mid_level_1", *["low_level_2"] * 2, "mid_level_1", "low_level_3",
-    ]  # fmt: skip
-    assert sorted(env.possible_agents) == sorted(set(acted))
 
 
 def test_a_level_that_ends_hands_back_to_the_one_above_in_the_same_step() -> None:

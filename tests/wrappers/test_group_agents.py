@@ -9,10 +9,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import Policy, RandomPolicy, to_base_env
+from menv import RandomPolicy, to_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
-from menv.envs import TwoStepGame
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.wrappers.group_agents import GroupAgentsWrapper
@@ -188,20 +187,6 @@ def test_groups_go_through_the_sampler_and_nothing_that_was_paid_is_lost() -> No
     assert result["group_reward_mean"] == {"ab": 31.0}
     assert result["agent_reward_mean"] == result["agent_reward_min"] == {"ab": 31.0, "a": 3.0, "b": 12.0}
     assert all(game.complaints == [] for game in games)
-
-
-def test_a_grouped_team_reports_the_payoff_of_the_game() -> None:
-    def make(context: Any) -> MultiAgentEnv:
-        return TwoStepGame().with_agent_groups({"team": ["agent_1", "agent_2"]})
-
-    class Daring(Policy):
-        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            assert all(self.observation_space.contains(obs) for obs in obs_batch)
-            return [(1, 1)] * len(obs_batch), [], {}
-
-    config = {"multiagent": {"policies": {"team": Daring}}, "train_batch_size": 20}
-    with PPO(env=make, config=config) as algo:
-        assert algo.train()["episode_reward_mean"] == 8.0
 
 
 def test_observations_with_masks_and_states_inside_stay_as_they_are() -> None:

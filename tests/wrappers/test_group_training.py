@@ -65,27 +65,6 @@ def test_a_group_learns_to_agree_and_never_does_what_a_member_may_not() -> None:
     assert last > 8.0
 
 
-class Playing(Agree):
-    """Nobody shall learn from "bob"."""
-
-    def infos(self) -> Any:
-        return {} if self.at else {"bob": {"training_enabled": False}}
-
-
-@pytest.mark.parametrize(
-    ("members", "learned"), [(["ann", "bob"], []), (["ann"], ["team"]), (["bob"], ["ann"])]
-)
-def test_nobody_learns_from_a_group_with_a_member_that_is_excepted(members: Any, learned: list[str]) -> None:
-    def make(context: Any) -> Any:
-        return Playing().with_agent_groups({"team": members})
-
-    policies = ["team", *{"ann", "bob"}.difference(members)]
-    multiagent = {"policies": policies, "policy_mapping_fn": lambda agent_id, episode, **kwargs: agent_id}
-    config = {"rollout_fragment_length": 20, "seed": 0, "multiagent": multiagent}
-    with PPO(env=make, config=config) as algo:
-        assert list(algo.sample()) == learned
-
-
 class Fleeting(Agree):
     """ "ann" leaves in the third step; from then on her mask allows nothing."""
 

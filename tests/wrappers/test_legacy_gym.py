@@ -9,7 +9,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import to_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError
@@ -308,16 +307,6 @@ def test_the_place_of_an_unknown_space_is_named() -> None:
     with pytest.raises(ConfigError, match="'x'") as caught:
         to_gymnasium(old("Dict", spaces={"x": old("Tuple", spaces=[BOX, old("Graph")])}))
     checked(str(caught.value))
-
-
-def test_an_old_environment_goes_through_an_adapter_in_old_spaces() -> None:
-    corridor = OldCorridor()
-    corridor.observation_space = old("Box", low=np.zeros(1), high=np.full(1, 9.0))
-    corridor.action_space = old("Discrete", n=2)
-    base_env = to_base_env(LegacyGym(corridor))
-    ready = base_env.poll()
-    base_env.send_actions(ready.slots, [1])
-    assert base_env.poll().obs[0].tolist() == [1.0]
 
 
 class Crossings:
