@@ -102,16 +102,12 @@ class RandomMultiAgentEnv(MultiAgentEnv):
         return {agent: self.observation_spaces[agent].sample() for agent in agents}
 
     def _check_actions(self, action_dict: AgentDict) -> None:
-        if action_dict.keys() != set(self.agents):
-            raise ContractError(
-                f"RandomMultiAgentEnv.step: actions of {sorted(action_dict, key=repr)!s:.60}, expected those of "
-                f"{self.agents!s:.60}; answer the agents that are there"
-            )
-        for agent, action in action_dict.items():
-            if not self.action_spaces[agent].contains(action):
+        for agent in {**action_dict, **dict.fromkeys(self.agents)}:
+            is_asked = agent in self.agents and agent in action_dict
+            if not is_asked or action_dict[agent] not in self.action_spaces[agent]:
                 raise ContractError(
-                    f"RandomMultiAgentEnv.step: action of agent {agent!r} is outside its space, expected an element of "
-                    f"{self.action_spaces[agent]!s:.80}; look at the policy"
+                    f"RandomMultiAgentEnv.step: the action of {agent!r} is {action_dict.get(agent)!s:.60}, expected "
+                    f"elements of the spaces of exactly {self.agents!s:.60}; answer the agents that are there"
                 )
 
 

@@ -132,7 +132,13 @@ class PettingZooEnv(PettingZooBase):
             turn = self._turn_of(agent)
             _, _, terminated, truncated, _ = turn
             if not (terminated or truncated):
-                self._select(agent, turn, out)
+                self._end_dropped_agents(out)
+                self._ended.discard(agent)
+                # An agent that ended in this step acts after an empty one.
+                self._selected = None if agent in out[2] else agent
+                if self._selected is not None:
+                    self._record(agent, turn, out)
+                out[2][ALL] = out[3][ALL] = False
                 return out
             if agent not in self._ended:
                 self._record(agent, turn, out)
@@ -147,17 +153,6 @@ class PettingZooEnv(PettingZooBase):
         truncated = any(out[3].values())
         out[2][ALL], out[3][ALL] = not truncated, truncated
         return out
-
-    def _select(self, agent: AgentId, turn: _Turn, out: StepDicts) -> None:
-        """Record that a living agent acts next; after an empty step if it ended in this one."""
-        self._end_dropped_agents(out)
-        self._ended.discard(agent)
-        if agent in out[2]:
-            self._selected = None
-        else:
-            self._selected = agent
-            self._record(agent, turn, out)
-        out[2][ALL] = out[3][ALL] = False
 
     def _turn_of(self, agent: AgentId) -> _Turn:
         state = self._state

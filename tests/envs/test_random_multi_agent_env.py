@@ -45,7 +45,7 @@ def test_agents_may_have_spaces_of_their_own() -> None:
     env = RandomMultiAgentEnv({"num_agents": ["a", "b"], "action_space": spaces})
     assert env.get_action_space("b") == spaces["b"]
     env.reset()
-    with pytest.raises(ContractError, match="action of agent 'a' is outside its space"):
+    with pytest.raises(ContractError, match="action of 'a' is"):
         env.step({"a": 3, "b": np.zeros(2, np.float32)})
 
 

@@ -313,24 +313,18 @@ def _backend(
         raise ConfigError(
             'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
         )
+    from menv.algorithms.networks.torch_backend import TorchBackend
+
     device = learning_device(config.num_gpus)
-    return _torch_backend().TorchBackend(
-        network.torch_network, network.head, weights, state_size, device
-    ), None
-
-
-def _torch_backend() -> Any:
-    """Return the module that imports torch, which acting by ONNX Runtime does not need."""
-    from menv.algorithms.networks import torch_backend
-
-    return torch_backend
+    return TorchBackend(network.torch_network, network.head, weights, state_size, device), None
 
 
 def _checked(
     onnx: ActingBackend, network: NetworkSpec, seed: int, preprocessor: ObsPreprocessor
 ) -> ActingBackend | None:
     """Return a torch backend with the same weights if ONNX Runtime disagrees with it."""
-    torch_backend = _torch_backend()
+    from menv.algorithms.networks import torch_backend
+
     weights = [onnx.get_weights(policy) for policy in range(onnx.policies)]
     reference: ActingBackend = torch_backend.TorchBackend(
         network.torch_network, network.head, weights, sum(network.state_sizes)
