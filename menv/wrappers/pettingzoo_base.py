@@ -285,12 +285,12 @@ def _listed(agents: list[Any]) -> str:
 
 _WRAPPER_PACKAGE = "pettingzoo.utils.wrappers"
 _ORDER_CHECKS = f"{_WRAPPER_PACKAGE}.order_enforcing.OrderEnforcingWrapper"
-_TRANSPARENT = {
+_PASS_OBSERVATIONS = {
     _ORDER_CHECKS,
     f"{_WRAPPER_PACKAGE}.assert_out_of_bounds.AssertOutOfBoundsWrapper",
     f"{_WRAPPER_PACKAGE}.clip_out_of_bounds.ClipOutOfBoundsWrapper",
-    f"{_WRAPPER_PACKAGE}.terminate_illegal.TerminateIllegalWrapper",
 }
+_TRANSPARENT = {*_PASS_OBSERVATIONS, f"{_WRAPPER_PACKAGE}.terminate_illegal.TerminateIllegalWrapper"}
 """PettingZoo's wrappers that pass the state through unchanged and keep nothing across steps."""
 
 
@@ -308,6 +308,14 @@ def state_owner(env: Any) -> Any:
 def without_order_checks(env: Any) -> Any:
     """Return the environment inside PettingZoo's check of the order of calls, which `PettingZooEnv` makes itself."""
     return env.env if _name(env) == _ORDER_CHECKS else env
+
+
+def observer(env: Any) -> Callable[[Any], Any]:
+    """Return `env.observe` without the wrappers that only pass the call on."""
+    while _name(env) in _PASS_OBSERVATIONS:
+        env = env.env
+    observe: Callable[[Any], Any] = env.observe
+    return observe
 
 
 def parallel_stepper(env: Any) -> Callable[[Any], Any]:

@@ -15,6 +15,7 @@ from menv.multi_agent_env import AgentDict, StepDicts
 from menv.wrappers.pettingzoo_base import (
     MASK,
     PettingZooBase,
+    observer,
     parallel_stepper,
     state_owner,
     without_order_checks,
@@ -61,7 +62,7 @@ class PettingZooEnv(PettingZooBase):
         super().__init__(env, action_mask_from_infos)
         self._state = state_owner(env)
         self._step = without_order_checks(env).step
-        self._observe = without_order_checks(env).observe
+        self._observe = observer(env)
         # The wrappers around the state check nothing in the step of a dead agent.
         self._dead_step = self._step if self._state is None else self._state.step
         # The agent that acts next; None before the first reset and after the end.
@@ -126,7 +127,9 @@ class PettingZooEnv(PettingZooBase):
         out: StepDicts = ({}, {}, {}, {}, {})
         game = self._state or self.env
         for _ in range(_MAX_DEAD_STEPS):
-            if all(agent in self._ended and _is_dead(game, agent) for agent in game.agents):
+            if not game.agents or (
+                self._ended and all(agent in self._ended and _is_dead(game, agent) for agent in game.agents)
+            ):
                 break
             agent = game.agent_selection
             turn = self._turn_of(agent)

@@ -313,18 +313,25 @@ def _backend(
         raise ConfigError(
             'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
         )
-    from menv.algorithms.networks.torch_backend import TorchBackend
-
     device = learning_device(config.num_gpus)
-    return TorchBackend(network.torch_network, network.head, weights, state_size, device), None
+    torch_backend = _torch_backend().TorchBackend(
+        network.torch_network, network.head, weights, state_size, device
+    )
+    return torch_backend, None
+
+
+def _torch_backend() -> Any:
+    """Return the module that imports torch, which acting by ONNX Runtime does not need."""
+    from menv.algorithms.networks import torch_backend
+
+    return torch_backend
 
 
 def _checked(
     onnx: ActingBackend, network: NetworkSpec, seed: int, preprocessor: ObsPreprocessor
 ) -> ActingBackend | None:
     """Return a torch backend with the same weights if ONNX Runtime disagrees with it."""
-    from menv.algorithms.networks import torch_backend
-
+    torch_backend = _torch_backend()
     weights = [onnx.get_weights(policy) for policy in range(onnx.policies)]
     reference: ActingBackend = torch_backend.TorchBackend(
         network.torch_network, network.head, weights, sum(network.state_sizes)
