@@ -102,14 +102,8 @@ def test_another_size_of_a_team_is_named_where_its_networks_do_not_fit(name: str
     with kind(env=env, config={**SMALL, **own, "env_config": {"n": 4}}) as algo:
         with pytest.raises(ConfigError, match=message):
             algo.restore(tmp_path)
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match="default_policy"):
             algo.set_weights(weights)
-        # Other faults of weights are no matter of the team.
-        (values,) = algo.get_weights().values()
-        broken = {key: np.full_like(value, np.nan) for key, value in values.items()}
-        with pytest.raises(ConfigError) as refused:
-            algo.set_weights({"default_policy": broken})
-        assert "teams" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("mixer", "name"), [("qmix", "QMIX"), ("vdn", "VDN"), (None, "QMIX")])

@@ -186,12 +186,12 @@ class PolicySet(PolicyView):
 
     def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:
         """Return the user's weights once they are checked to be by policy id and name."""
-        by_id = isinstance(weights, Mapping) and all(isinstance(one, Mapping) for one in weights.values())
-        if not by_id:
-            raise ConfigError(
-                f"set_weights: got {type(weights).__name__}, expected {{policy_id: {{name: array}}}}; pass what "
-                "get_weights returned"
-            )
+        for one in (weights, *(weights.values() if isinstance(weights, Mapping) else ())):
+            if not isinstance(one, Mapping):
+                raise ConfigError(
+                    f"set_weights: {type(one).__name__} where a dict belongs, expected {{policy_id: {{name: array}}}}; "
+                    "pass what get_weights returned"
+                )
         for policy_id in weights:
             self.get(policy_id)
         return dict(weights)
@@ -340,11 +340,3 @@ def _policy_of(
         policy.config = SpecConfig(spec.config or {}, configs[policy_id])
     policy.explore = configs[policy_id].explore
     return policy
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    """Return the shape of an array, of a tensor that numpy cannot read, or of lists of any lengths."""
-    found: tuple[int, ...] = tuple(
-        value.shape if hasattr(value, "shape") else np.asarray(value, object).shape
-    )
-    return found
