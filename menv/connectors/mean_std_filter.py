@@ -267,10 +267,6 @@ class MeanStdObservationFilterAgentConnector(AgentConnector):
         copied.sync(self)
         return copied
 
-    def unshare(self) -> None:
-        """Copy the shared statistics, to own them from now on."""
-        self._applied = self.copy()._applied
-
     def sync(self, other: Any) -> None:
         """Copy another filter's statistics and buffer; pending rows are dropped."""
         other._applied.settle()

@@ -328,9 +328,11 @@ class PolicyConnectors:
     def frozen(self) -> Self:
         """Return independent copies, statistics included; ContractError if one cannot be copied."""
         copied = self.for_evaluation()
-        for leaf in copied.agent.connectors:
-            if isinstance(leaf, MeanStdObservationFilterAgentConnector):
-                leaf.unshare()
+        leaves = copied.agent.connectors
+        leaves[:] = [
+            leaf.copy() if isinstance(leaf, MeanStdObservationFilterAgentConnector) else leaf
+            for leaf in leaves
+        ]
         return copied
 
 

@@ -50,7 +50,6 @@ _DTYPES: dict[str, type[np.generic]] = {
     "tensor(uint8)": np.uint8,
 }
 _FLOAT = np.dtype(np.float32)
-_FLAG = np.dtype(np.bool_)
 
 
 Columns: TypeAlias = Mapping[str, npt.NDArray[Any] | None]

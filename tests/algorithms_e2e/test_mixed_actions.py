@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv import PolicySpec, RandomPolicy
+from menv import RandomPolicy
 from menv.algorithms import DQN, PPO, QMIX
 from menv.algorithms.algorithm import Algorithm
 from menv.checking import check_env
@@ -231,12 +231,3 @@ def test_whatever_choices_and_numbers_are_nested_is_trained_on(choice: Any, rest
         info = algorithm.train()["info"]["default_policy"]
         assert all(np.isfinite(value) for value in info.values())
         assert space.contains(algorithm.compute_single_action(np.zeros(2, np.float32)))
-
-
-def test_a_policy_given_by_its_spaces_trains_beside_another() -> None:
-    policies = {"car": PolicySpec(None, SEEN, DRIVE), "truck": None}
-    with PPO(env=convoy, config={**SMALL, "multiagent": {**BY_CAR, "policies": policies}}) as algorithm:
-        shapes = {
-            name: batch["actions"].shape[1:] for name, batch in algorithm.sample().policy_batches.items()
-        }
-    assert shapes == {"car": (2,), "truck": (3,)}

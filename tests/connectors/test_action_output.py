@@ -10,7 +10,6 @@ import pytest
 
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.built_in import clip_reward
-from menv.errors import ConfigError
 
 spaces = gym.spaces
 
@@ -63,14 +62,6 @@ def test_discrete_actions_are_integers_from_the_start_on() -> None:
     assert all(space.contains(action) for action in out)
     assert {5: "left", 7: "right"}[out[1]] == "right"
     assert list(ActionOutput(spaces.Discrete(3))(np.array([0, 2]))) == [0, 2]
-
-
-def test_other_spaces_are_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match="action space: Tuple of Discrete, MultiBinary, expected parts that are Discrete, MultiDiscrete or",
-    ):
-        ActionOutput(spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)]))
 
 
 def test_rewards_are_clipped_by_sign_or_to_a_limit() -> None:

@@ -96,13 +96,3 @@ def test_parts_of_other_kinds_are_refused_by_name(part: Any) -> None:
         ConfigError, match=f"Tuple of .*{type(part).__name__}.*expected parts that are Discrete"
     ):
         flat_action_space(spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, ()), part]))
-
-
-@pytest.mark.parametrize("space", [NESTED, spaces.Tuple([NESTED, spaces.Discrete(3)])])
-def test_every_row_is_an_element(space: Any) -> None:
-    flat = flat_action_space(space)
-    assert isinstance(flat, spaces.MultiDiscrete)
-    rows = np.random.default_rng(0).integers(0, flat.nvec, (50, len(flat.nvec)))
-    actions = ActionOutput(space)(rows)
-    assert len(actions) == 50
-    assert all(space.contains(action) for action in actions)
