@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.connectors.action_output import ActionOutput
-from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.backend import ActingBackend, Floats
 from menv.inference.network_policy import NetworkGroup
 from menv.inference.onnx_backend import OnnxBackend
@@ -36,13 +35,6 @@ def columns(space: gym.Space[Any], values: Sequence[Any] | Array) -> list[Array]
     return [np.array(column) for column in columns_of(space, values)]
 
 
-def golden_backend(
-    networks: NetworkGroup, graphs: ActingGraphs, weights: Mapping[str, Floats]
-) -> OnnxBackend:
-    """Return a back-end that runs the graphs that will be written."""
-    return OnnxBackend(graphs, networks.backend.head, [weights], sum(networks.state_sizes))
-
-
 def make_golden(
     networks: NetworkGroup,
     acting: OnnxBackend,
@@ -52,7 +44,7 @@ def make_golden(
 ) -> Golden:
     """Return golden inputs and outputs of a policy with these weights.
 
-    `acting` is a `golden_backend`, whose weights change; `connectors` makes the network's rows of preprocessed ones.
+    `acting` runs the graphs that will be written; its weights change. `connectors` makes rows of preprocessed ones.
     Inputs are `obs.<leaf>`, `noise`, `state`, and `rows` where connectors change rows. Outputs are `action.<leaf>` as
     sampled and `greedy.<leaf>`, both env-ready; `dist_inputs`, `logp`, `state_after`; `steady` marks rows whose choices
     do not depend on rounding.

@@ -42,7 +42,7 @@ from menv.errors import ConfigError, UnknownNameError
 from menv.inference.acting_graphs import GraphKind, StoredGraphs
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import Floats, check_weights
-from menv.inference.golden import MOST_ROWS, answer, difference, golden_backend, make_golden
+from menv.inference.golden import MOST_ROWS, answer, difference, make_golden
 from menv.inference.model_check import refuse_unsafe_model
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy
 from menv.inference.onnx_backend import OnnxBackend
@@ -242,7 +242,8 @@ def policy_files(
     if id(networks) not in cache:
         masked = networks.preprocess.mask_width > 0
         built = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
-        cache[id(networks)] = built, golden_backend(networks, _stored(built), weights)
+        acting = OnnxBackend(_stored(built), networks.backend.head, [weights], sum(networks.state_sizes))
+        cache[id(networks)] = built, acting
     models, acting = cache[id(networks)]
     for kind, model in models.items():
         refuse_unsafe_model(model, f"{where}, {_GRAPHS[kind]}")

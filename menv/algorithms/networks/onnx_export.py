@@ -42,9 +42,9 @@ from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor, ObsPreproces
 from menv.connectors.pipeline import AgentConnectorPipeline, action_plan, batch_steps
 from menv.inference.acting_graphs import ActingGraphs, GraphKind
 from menv.inference.action_heads import LEAST_CHANCE, ActionHead
-from menv.inference.golden import Golden, difference, golden_backend, make_golden
+from menv.inference.golden import Golden, difference, make_golden
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy
-from menv.inference.onnx_backend import open_session
+from menv.inference.onnx_backend import OnnxBackend, open_session
 from menv.plain_files import path_given, replacing, writing
 from menv.policy import Policy, check_one_policy
 from menv.serialization import space_to_json
@@ -338,7 +338,7 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     assert isinstance(policy, NetworkPolicy)
     kind: GraphKind = "act" if explore else "greedy"
     weights = networks.backend.get_weights(policy.index)
-    acting = golden_backend(networks, graphs, weights)
+    acting = OnnxBackend(graphs, networks.backend.head, [weights], sum(networks.state_sizes))
     golden = make_golden(networks, acting, weights, output, steps.of_first)
     answers = f"{'action' if explore else 'greedy'}."
     ends = GraphEnds()
