@@ -90,7 +90,7 @@ class Diary(DefaultCallbacks):
     """Replaces the user's data of an episode at every step, and notes who played."""
 
     def on_episode_step(self, *, episode: Episode, **kwargs: Any) -> None:
-        episode.user_data = {"match": episode.length, "steps": episode.length}  # type: ignore[misc]
+        episode.user_data = {"match": episode.length, "steps": episode.length}
 
     def on_episode_end(self, *, episode: Episode, **kwargs: Any) -> None:
         PLAYED.append((episode.user_data.keys(), set(episode.agent_rewards), dict(episode.match)))

@@ -200,7 +200,7 @@ def test_weights_may_be_tensors_and_too_large_to_be_squared() -> None:
     with duo_of_two() as algo:
         policy = algo.get_policy("one")
         with pytest.raises(ConfigError, match="weights are a list"):
-            policy.set_weights([np.zeros(3)])  # type: ignore[arg-type]
+            policy.set_weights([np.zeros(3)])
         policy.set_weights(
             {name: torch.full(value.shape, 3e38) for name, value in policy.get_weights().items()}
         )

@@ -115,6 +115,8 @@ DQNS: dict[str, list[Any]] = {
     "min_sample_timesteps_per_iteration": [ENDLESS],
 }
 # The name that is in the message, and all settings.
+WRONG_NAMES: tuple[Any, ...] = (0, "", [], NAN, np.ones(2))
+WRONG_KINDS: tuple[Any, ...] = ([], {}, ["ReplayBuffer"], 3)
 TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("num_envs_per_worker", {"num_env_per_worker": 2}),
     ("lambda", {"lambd": 0.9}),
@@ -159,7 +161,7 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
     )),
     *(("policies['p']", {"multiagent": {"policies": {"p": spec}}}) for spec in (
         (None, None, None),
-        *(PolicySpec(algorithm=name) for name in (0, "", [], NAN, np.ones(2))),
+        *(PolicySpec(algorithm=name) for name in WRONG_NAMES),
     )),
     ("config", {"multiagent": {"policies": {"p": (None, None, None, 3)}}}),
     ("policy_class", {"multiagent": {"policies": {"p": PolicySpec(policy_class=int)}}}),
@@ -175,7 +177,7 @@ DQN_TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ),
     ("capacity", {"replay_buffer_config": {"capacity": ENDLESS}}),
     ("capacity", {"replay_buffer_config": {"capacity": 10**12, "prioritized_replay": True}}),
-    *(("type", {"replay_buffer_config": {"type": kind}}) for kind in ([], {}, ["ReplayBuffer"], 3)),
+    *(("type", {"replay_buffer_config": {"type": kind}}) for kind in WRONG_KINDS),
     ("epsilon_timesteps", {"exploration_config": {"epsilon_timesteps": 10**400}}),
 ]
 

@@ -148,7 +148,7 @@ def capsule(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("capsule")
 
     class Arms(Mute):
-        action_space = gym.spaces.Box(-1, 1, (2,), np.float32)  # type: ignore[assignment]
+        action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
 
     with warnings.catch_warnings(), PPO(env=lambda _: Arms(), config=SMALL) as algo:
         warnings.simplefilter("ignore")

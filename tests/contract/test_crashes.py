@@ -108,6 +108,7 @@ def test_a_crash_is_told_once_and_the_next_episode_begins_in_the_same_poll(adapt
 
 @every_adapter
 def test_one_that_crashed_is_closed_and_made_anew_and_no_other(adapter: Adapter) -> None:
+    base_env: Any
     base_env, worlds = build(adapter)
     created: list[int] = []
     base_env.on_created = lambda index, env: created.append(index)
@@ -122,6 +123,7 @@ def test_one_that_crashed_is_closed_and_made_anew_and_no_other(adapter: Adapter)
 
 @every_adapter
 def test_after_a_crash_a_reset_has_a_seed_that_none_before_it_had(adapter: Adapter) -> None:
+    base_env: Any
     base_env, worlds = build(adapter, seed=3, first_index=5)
     run(base_env, POLLS)
     for number, world in enumerate(worlds):
