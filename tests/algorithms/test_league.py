@@ -233,7 +233,9 @@ def test_snapshots_do_not_change_while_the_learner_does() -> None:
         seated = [(seat, name) for seat, name in league.slots.items() if name]
         assert len(seated) == 3
         for seat, name in seated:
-            stored = Policy.from_checkpoint(league._folder / league.members[name].bundles["default_policy"])
+            stored: Any = Policy.from_checkpoint(
+                league._folder / league.members[name].bundles["default_policy"]
+            )
             for key, value in algo.get_weights([seat])[seat].items():
                 np.testing.assert_array_equal(value, stored.get_weights()[key])
 
