@@ -9,12 +9,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks, MultiAgentEnv
+from menv import DefaultCallbacks
 from menv.algorithms import PPO
 from menv.base_env import SINGLE_AGENT
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError
 from menv.metrics import Metrics
+from tests.worlds import Alone, Several
 
 
 def episode(rewards: dict[tuple[Any, str], float], length: int = 10, unclaimed: float = 0.0) -> Episode:
@@ -90,12 +91,6 @@ def test_games_without_winners_have_no_matchups(rewards: dict[tuple[Any, str], f
     assert metrics.summary()["matchups"] == {}
 
 
-def test_two_agents_of_one_policy_are_two_entries() -> None:
-    metrics = Metrics()
-    metrics.record(episode({("a", "p"): 1.0, ("b", "p"): 5.0}))
-    assert metrics.summary()["policy_reward_mean"] == {"p": 3.0}
-
-
 def test_agents_that_share_a_policy_are_told_apart() -> None:
     metrics = Metrics()
     metrics.record(episode({("a", "p"): 1.0, ("b", "p"): 5.0}))
@@ -106,6 +101,7 @@ def test_agents_that_share_a_policy_are_told_apart() -> None:
     assert summary["agent_reward_mean"] == {"a": 2.0, "b": 8.0}
     assert summary["agent_reward_min"] == {"a": 1.0, "b": 5.0}
     assert summary["agent_reward_max"] == {"a": 3.0, "b": 10.0}
+    assert summary["policy_reward_mean"] == {"p": 4.75, "q": 9.0}
     assert summary["group_reward_mean"] == {}
 
 
@@ -196,13 +192,6 @@ def test_in_a_crowd_those_are_shown_that_appeared_first() -> None:
     assert summary["agent_rewards_omitted"] == 4001
     assert summary["policy_reward_mean"] == {"cars": 1.0, "lights": 5.0}
     assert len(summary["hist_stats"]["policy_cars_reward"]) == 5000
-
-
-def test_several_lives_of_an_agent_add_up() -> None:
-    one = episode({("a", "p"): 1.0})
-    one.credit("a", 4.0)
-    assert one.total_reward == 5.0
-    assert one.agent_rewards == {("a", "p"): 5.0}
 
 
 def test_the_window_holds_the_latest_episodes_and_all_of_this_iteration() -> None:
@@ -313,25 +302,24 @@ def test_the_generator_of_an_episode_depends_on_its_id_alone() -> None:
     assert Episode(5, 0).rng.random() != Episode(6, 0).rng.random()
 
 
-class Team(MultiAgentEnv):
+class Team(Several):
     """Ann ends after the first step; at the end all are paid, zoe too, who never acts."""
 
-    def __init__(self, context: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["ann", "bob", "zoe"]
-        self.observation_space = self.action_space = gym.spaces.Discrete(5)
-        self.at = 0
+    possible_agents, length = ("ann", "bob", "zoe"), 3
+    observation_space = action_space = gym.spaces.Discrete(5)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.at = 0
-        return {"ann": 0, "bob": 0}, {}
+    def shown(self) -> Any:
+        return ["ann", "bob"] if self.at < 2 else ["bob"]
 
-    def step(self, actions: Any) -> Any:
-        self.at += 1
-        over = self.at == 3
-        seen = {"ann": 1, "bob": 1} if self.at == 1 else {"bob": self.at}
-        rewards = {"ann": 10.0, "bob": 20.0, "zoe": 40.0} if over else {"ann": 1.0} if self.at == 1 else {}
-        return seen, rewards, {"ann": self.at == 1, "__all__": over}, {"__all__": False}, {}
+    def see(self, agent: Any) -> Any:
+        return self.at
+
+    def dead(self, actions: Any) -> Any:
+        return ["ann"] if self.at == 1 else []
+
+    def pay(self, actions: Any) -> Any:
+        last = {"ann": 10.0, "bob": 20.0, "zoe": 40.0}
+        return last if self.at == 3 else {"ann": 1.0} if self.at == 1 else {}
 
 
 def test_what_an_agent_is_paid_after_its_end_is_in_its_return_and_in_no_row() -> None:
@@ -358,16 +346,7 @@ def test_what_an_agent_is_paid_after_its_end_is_in_its_return_and_in_no_row() ->
 
 
 def test_a_world_without_an_end_says_why_there_are_no_means() -> None:
-    class Endless(gym.Env[Any, Any]):
-        observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
-
-        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-            return 0, {}
-
-        def step(self, action: Any) -> Any:
-            return 0, 1.0, False, False, {}
-
-    with PPO(env=lambda context: Endless(), config={"train_batch_size": 8, "seed": 0}) as algo:
+    with PPO(env=lambda context: Alone(length=10**9), config={"train_batch_size": 8, "seed": 0}) as algo:
         for _ in range(9):
             assert algo.train()["episode_reward_mean"] is None
         with pytest.warns(UserWarning, match=r"no episode has ended in 10 iterations.*TimeLimit"):

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from menv.errors import ContractError
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.multi_agent_env import AgentDict, MultiAgentEnv
 from menv.vector_env import VectorEnv
 from menv.wrappers import RecordEpisodes
+from tests.worlds import Several
 
 SMALL, LARGE = gym.spaces.Discrete(2), gym.spaces.Discrete(9)
 
@@ -43,33 +44,19 @@ class Computed(MultiAgentEnv):
         return ["ann"]
 
 
-def test_agents_are_counted_alive_and_possible() -> None:
+def test_agents_are_counted_and_instances_share_no_list_of_them() -> None:
     env = Duel()
     assert (env.num_agents, env.max_num_agents) == (1, 2)
     assert env.get_agent_ids() == {"ann", "bob"}
-
-
-def test_instances_share_no_list_of_agents_even_without_super_init() -> None:
-    first, second = Forgetful(), Forgetful()
-    assert first.agents == second.agents == ["ann"]
-    assert first.get_agent_ids() == {"ann"}
-    assert first.max_num_agents == 0
-
-
-def test_lists_declared_on_the_class_are_copied_for_each_instance() -> None:
-    env = Declared()
-    env.possible_agents.append("cat")
-    assert Declared().possible_agents == ["ann", "bob"]
-
-
-def test_agents_may_be_a_property_of_the_subclass() -> None:
-    assert Computed().num_agents == 1
-
-
-def test_a_subclass_may_set_its_number_of_agents() -> None:
-    env = Duel()
     env.num_agents = 7
     assert env.num_agents == 7
+    assert Computed().num_agents == 1
+    # Also without super().__init__().
+    first, second = Forgetful(), Forgetful()
+    assert first.agents == second.agents == ["ann"]
+    assert first.max_num_agents == 0
+    Declared().possible_agents.append("cat")
+    assert Declared().possible_agents == ["ann", "bob"]
 
 
 def test_ids_of_the_classic_interface_are_known() -> None:
@@ -126,11 +113,6 @@ def test_the_generator_of_an_environment_may_be_replaced() -> None:
     assert env.reset()[0]["ann"] == np.random.default_rng(3).integers(1000)
 
 
-def test_an_env_survives_pickling() -> None:
-    env = pickle.loads(pickle.dumps(Duel()))
-    assert env.possible_agents == ["ann", "bob"]
-
-
 def test_a_dict_per_agent_decides_before_a_shared_space() -> None:
     env = Duel()
     env.observation_space = SMALL
@@ -141,18 +123,12 @@ def test_a_dict_per_agent_decides_before_a_shared_space() -> None:
         env.get_observation_space("cat")
 
 
-def test_a_dict_space_keyed_by_agents_is_looked_into() -> None:
+def test_a_dict_space_keyed_by_agents_is_looked_into_and_another_one_is_shared() -> None:
     env = Declared()
     assert env.get_observation_space("bob") == LARGE
     assert env.get_action_space("bob") == SMALL
-    with pytest.raises(
-        ContractError, match=r"Declared\.get_observation_space: no observation space for agent 'cat'"
-    ):
+    with pytest.raises(ContractError, match=r"Declared\.get_observation_space: .* 'cat'"):
         env.get_observation_space("cat")
-
-
-def test_a_dict_space_that_names_no_agent_is_shared() -> None:
-    env = Declared()
     env.observation_space = gym.spaces.Dict({"position": SMALL})
     assert env.get_observation_space("bob") == env.observation_space
 
@@ -162,21 +138,14 @@ def test_no_space_at_all_is_an_error_that_names_the_agent() -> None:
         MultiAgentEnv().get_action_space("ann")
 
 
-def test_elements_are_contained_if_each_is_in_its_agents_space() -> None:
-    env = Duel()
+def test_elements_are_contained_if_each_is_in_its_agents_space_and_samples_are() -> None:
+    env = pickle.loads(pickle.dumps(Duel()))
     assert env.observation_space_contains({"ann": 1, "bob": 8})
+    assert env.observation_space_contains({})
     assert not env.observation_space_contains({"ann": 8})
     assert env.action_space_contains({"ann": 8})
-    assert env.observation_space_contains({})
-
-
-def test_an_unknown_agent_contains_nothing() -> None:
-    assert not Duel().observation_space_contains({"cat": 1})
-    assert not Duel().action_space_contains({"cat": 1})
-
-
-def test_samples_are_drawn_for_all_agents_or_for_those_named() -> None:
-    env = Duel()
+    assert not env.observation_space_contains({"cat": 1})
+    assert not env.action_space_contains({"cat": 1})
     assert list(env.observation_space_sample()) == ["ann", "bob"]
     sample = env.action_space_sample(["bob"])
     assert list(sample) == ["bob"]
@@ -197,17 +166,8 @@ def test_it_is_no_gymnasium_env() -> None:
 
 
 def test_to_base_env_gives_rows_of_all_copies() -> None:
-    class Walk(Duel):
-        def reset(
-            self, *, seed: int | None = None, options: dict[str, Any] | None = None
-        ) -> tuple[AgentDict, AgentDict]:
-            return {"ann": np.int64(1)}, {}
-
-        def step(self, action_dict: AgentDict) -> StepDicts:
-            return {"ann": np.int64(1)}, {"ann": 1.0}, {"__all__": False}, {"__all__": False}, {}
-
-    base_env = Walk().to_base_env(lambda index: Walk(), num_envs=3)
-    assert len(base_env.poll().slots) == 3
+    base_env = Several().to_base_env(lambda index: Several(), num_envs=3)
+    assert len(base_env.poll().slots) == 6
     base_env.stop()
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from menv import to_base_env
-from menv.base_env import BaseEnv
 from menv.errors import ContractError, EnvCrashError, EnvFault
 from menv.rng import reset_seed
 from tests.contract.adapters import (
@@ -41,7 +40,7 @@ def worlds_of(adapter: Adapter) -> list[World]:
     ]
 
 
-def build(adapter: Adapter, **settings: Any) -> tuple[BaseEnv, list[World]]:
+def build(adapter: Adapter, **settings: Any) -> tuple[Any, list[World]]:
     worlds = worlds_of(adapter)
     return together(worlds, solo=adapter.solo, **settings), worlds
 
