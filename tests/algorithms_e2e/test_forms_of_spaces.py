@@ -60,50 +60,42 @@ class InDictSpaces(Crossing):
         self.observation_spaces, self.action_spaces = spaces.Dict(SEEN), spaces.Dict(DONE)
 
 
-class AsProperties(Crossing):
-    @property
-    def observation_spaces(self) -> Any:  # type: ignore[override]
-        return SEEN
-
-    @property
-    def action_spaces(self) -> Any:  # type: ignore[override]
-        return spaces.Dict(DONE)
+def written(name: str, **members: Any) -> type[Crossing]:
+    """Return a class with these methods and properties."""
+    return type(name, (Crossing,), members)
 
 
-class AsOneProperty(Crossing):
-    @property
-    def observation_space(self) -> Any:  # type: ignore[override]
-        return spaces.Dict(SEEN)
-
-    @property
-    def action_space(self) -> Any:  # type: ignore[override]
-        return spaces.Dict(DONE)
+def always(value: Any) -> property:
+    return property(lambda self: value)
 
 
-class AsMethods(Crossing):
-    def observation_space(self, agent: Any) -> Any:  # type: ignore[override]
-        return SEEN[agent]
-
-    def action_space(self, agent: Any) -> Any:  # type: ignore[override]
-        return DONE[agent]
-
-
-class AsMethodsOfAll(Crossing):
-    """As sumo-rl has them, beside properties that tell the first agent's."""
-
-    def observation_spaces(self, ts_id: Any) -> Any:  # type: ignore[override]
-        return SEEN[ts_id]
-
-    def action_spaces(self, ts_id: Any) -> Any:  # type: ignore[override]
-        return DONE[ts_id]
-
-    @property
-    def observation_space(self) -> Any:  # type: ignore[override]
-        return SEEN["car"]
-
-    @property
-    def action_space(self) -> Any:  # type: ignore[override]
-        return DONE["car"]
+AsProperties = written(
+    "AsProperties", observation_spaces=always(SEEN), action_spaces=always(spaces.Dict(DONE))
+)
+AsOneProperty = written(
+    "AsOneProperty", observation_space=always(spaces.Dict(SEEN)), action_space=always(spaces.Dict(DONE))
+)
+METHODS = {
+    "observation_space": lambda self, agent: SEEN[agent],
+    "action_space": lambda self, agent: DONE[agent],
+}
+AsMethods = written("AsMethods", **METHODS)
+NoAgents = written("NoAgents", **METHODS, declare=lambda self: None)
+# As sumo-rl has them, beside properties that tell the first agent's.
+AsMethodsOfAll = written(
+    "AsMethodsOfAll",
+    observation_spaces=lambda self, ts_id: SEEN[ts_id],
+    action_spaces=lambda self, ts_id: DONE[ts_id],
+    observation_space=always(SEEN["car"]),
+    action_space=always(DONE["car"]),
+)
+LateProperties = written(
+    "LateProperties",
+    declare=lambda self: None,
+    find_out=lambda self: setattr(self, "names", list(SEEN)),
+    observation_spaces=property(lambda self: {name: SEEN[name] for name in self.names}),
+    action_spaces=property(lambda self: {name: DONE[name] for name in self.names}),
+)
 
 
 class LateAgents(Crossing):
@@ -117,25 +109,6 @@ class LateAgents(Crossing):
 class LateSpaces(Crossing):
     def find_out(self) -> None:
         self.observation_space, self.action_space = spaces.Dict(SEEN), spaces.Dict(DONE)
-
-
-class LateProperties(Crossing):
-    def declare(self) -> None: ...
-
-    def find_out(self) -> None:
-        self.names = list(SEEN)
-
-    @property
-    def observation_spaces(self) -> Any:  # type: ignore[override]
-        return {name: SEEN[name] for name in self.names}
-
-    @property
-    def action_spaces(self) -> Any:  # type: ignore[override]
-        return {name: DONE[name] for name in self.names}
-
-
-class NoAgents(AsMethods):
-    def declare(self) -> None: ...
 
 
 def to_own_policy(agent_id: AgentId, *args: Any, **kwargs: Any) -> str:

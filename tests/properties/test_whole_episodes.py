@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,48 +17,38 @@ from menv.errors import ContractError
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling import fragment_limit
 from menv.sampling.digest import Digest
-from menv.vector_env import VectorEnv
 from tests.contract.scripted import SOLO, Script
 from tests.inside import sampler
 from tests.properties.test_vectorised import KINDS, Run, common, earned, quick, solo_scripts
+from tests.worlds import TWO, Alone, InStep
 
 LENGTHS = [2, 3, 7]
 
 
-class Clocks(VectorEnv):
-    """Three sub-environments with episodes of 2, 3 and 7 steps; an observation tells index, episode and step."""
+class Clock(Alone):
+    """An observation tells index, episode and step."""
 
-    def __init__(self, lengths: list[int] = LENGTHS, actions: gym.Space[Any] | None = None) -> None:
-        super().__init__(Box(0.0, 1000.0, (3,), np.float32), actions or Discrete(2), len(lengths))
-        self.lengths = lengths
-        self.episodes = [0] * len(lengths)
-        self.at = [0] * len(lengths)
-        self.paid = 0.0
+    observation_space, paid = Box(0.0, 1000.0, (3,), np.float32), 0.0
 
-    def _obs(self, index: int) -> Any:
-        return np.array([index, self.episodes[index], self.at[index]], np.float32)
+    def __init__(self, index: int, length: int, actions: Any) -> None:
+        super().__init__(length=length)
+        self.index, self.action_space = index, actions
 
-    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
-        self.at = [0] * self.num_envs
-        return [self._obs(index) for index in range(self.num_envs)], [{} for _ in self.lengths]
+    def see(self) -> Any:
+        return np.array([self.index, self.episode, self.at], np.float32)
 
-    def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
-        assert index is not None
-        self.at[index] = 0
-        self.episodes[index] += 1
-        return self._obs(index), {}
+    def pay(self, action: Any) -> float:
+        self.paid += 10.0 * self.index + self.at
+        return 10.0 * self.index + self.at
 
-    def vector_step(self, actions: Any) -> Any:
-        self.at = [at + 1 for at in self.at]
-        rewards = [10.0 * index + at for index, at in enumerate(self.at)]
-        self.paid += sum(rewards)
-        over = [at == length for at, length in zip(self.at, self.lengths, strict=True)]
-        nobody = [False] * self.num_envs
-        obs = [self._obs(index) for index in range(self.num_envs)]
-        return obs, rewards, over, nobody, [{} for _ in self.lengths]
 
-    def get_sub_environments(self) -> Any:
-        return []
+def clocks(lengths: Sequence[int] = LENGTHS, actions: Any = TWO) -> InStep:
+    """Return three sub-environments, with episodes of 2, 3 and 7 steps as a rule."""
+    return InStep([Clock(index, length, actions) for index, length in enumerate(lengths)])
+
+
+def paid_by(env: InStep) -> float:
+    return float(sum(clock.paid for clock in env.envs))
 
 
 def training(env: Any, length: int, **config: Any) -> PPO:
@@ -84,7 +75,7 @@ def episodes_of(batch: Any) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("explore", [True, False])
 def test_a_fragment_is_full_when_enough_steps_of_ended_episodes_are(explore: bool) -> None:
-    env = Clocks()
+    env = clocks()
     with training(env, 3, explore=explore) as algo:
         first, second = algo.sample(), algo.sample()
         # After 4 steps 2 + 3 + 2 rows are of ended episodes, two less than asked for; after 6 there are 5 more.
@@ -97,7 +88,7 @@ def test_a_fragment_is_full_when_enough_steps_of_ended_episodes_are(explore: boo
         # Two steps of the second one and one of the third are under way.
         assert found.held_rewards() == 11.0 + 12.0 + 21.0
     rewards = [batch["default_policy"]["rewards"].sum() for batch in (first, second)]
-    assert sum(rewards) + 44.0 == env.paid
+    assert sum(rewards) + 44.0 == paid_by(env)
 
 
 @pytest.mark.each_value
@@ -154,7 +145,7 @@ def test_no_reward_is_lost_while_rows_wait(kind: str, short: bool, script: Scrip
 
 
 def test_an_episode_that_a_new_mapping_breaks_off_counts_as_truncated_and_is_not_lost() -> None:
-    env = Clocks()
+    env = clocks()
     with training(env, 3) as algo:
         first = algo.sample()
         # After 6 steps the third one has not ended; the others have just begun again.
@@ -168,12 +159,12 @@ def test_an_episode_that_a_new_mapping_breaks_off_counts_as_truncated_and_is_not
     assert old["new_obs"][-1].tolist() == [2.0, 0.0, 6.0]
     assert late["terminateds"][late.segments.ends - 1].all()
     paid = [batch["rewards"].sum() for batch in (first["default_policy"], old, late)]
-    assert sum(paid) + held == env.paid
+    assert sum(paid) + held == paid_by(env)
 
 
 def test_rows_that_wait_keep_what_they_were_drawn_from() -> None:
     actions = Box(-1.0, 1.0, (1,), np.float32)
-    with training(Clocks(actions=actions), 3) as algo:
+    with training(clocks(actions=actions), 3) as algo:
         backend: Any = algo.get_policy().networks.backend  # type: ignore[attr-defined]
         algo.sample()
         before = algo.get_weights()
@@ -202,7 +193,7 @@ def test_waiting_for_the_end_of_an_endless_episode_is_refused(
     )
     # The short episodes alone would fill fragments for ever, and the rows of the long one all memory.
     message = r'env 2 took 131 env steps without the end of an episode, .*use "truncate_episodes"'
-    with training(Clocks([2, 3, 100_000]), 3, **more) as algo:
+    with training(clocks([2, 3, 100_000]), 3, **more) as algo:
 
         def sample_on() -> None:
             for _ in range(100):
@@ -243,12 +234,12 @@ def test_training_learns_from_whole_episodes_alone(more: dict[str, Any], steps: 
 
 def test_what_was_broken_off_makes_no_later_episode_endless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragment_limit, "LONGEST", 20)
-    env = Clocks([2, 3, 40])
+    env = clocks([2, 3, 40])
     with training(env, 3) as algo:
-        while env.at[2] < 30:
+        while env.envs[2].at < 30:
             algo.sample()
         algo.add_policy("late", policy_mapping_fn=lambda agent_id, **kwargs: "late")
-        while not env.episodes[2]:
+        while not env.envs[2].episode:
             algo.sample()
         pieces = algo.sample().policy_batches["late"].split_by_episode()
     assert pieces

@@ -12,50 +12,50 @@ import pytest
 
 from menv import PolicySpec, RandomPolicy
 from menv.algorithms import PPO
-from menv.base_env import ALL
 from menv.errors import ContractError, MenvError
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.policy import Policy
 from tests.bad_input.broken_envs import checked
+from tests.worlds import Several
 
 AGENTS = ["day", "night", "guest"]
 LENGTH = 13
 
 
-class Shifts(MultiAgentEnv):
+class Shifts(Several):
     """ "day" acts at every env step, "night" at every third; "guest" comes for two of every four.
 
     All see `[env step, number of the agent, number of its life, number of the episode]`.
     """
 
+    possible_agents, length = AGENTS, LENGTH
+    observation_space = gym.spaces.Box(-1.0, 1e6, (4,), np.float32)
+
     def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = list(AGENTS)
-        self.observation_space = gym.spaces.Box(-1.0, 1e6, (4,), np.float32)
+        super().__init__(config)
         self.action_space = config.get("action_space") or gym.spaces.Discrete(5)
         self.episode = config.vector_index * 1000
 
-    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-        self.at, self.lives = 0, dict.fromkeys(AGENTS, 0)
-        self.episode += 1
-        return self.shown()
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.lives = dict.fromkeys(AGENTS, 0)
+        return super().reset(seed=seed)
 
-    def shown(self) -> tuple[AgentDict, AgentDict]:
-        here = ["day", *(["night"] if self.at % 3 == 0 else []), *(["guest"] if self.at % 4 < 2 else [])]
-        obs: AgentDict = {who: self.observe(who) for who in here}
-        return obs, {who: {"who": who, "at": self.at} for who in here}
+    def shown(self) -> Any:
+        return ["day", *(["night"] if self.at % 3 == 0 else []), *(["guest"] if self.at % 4 < 2 else [])]
 
-    def observe(self, who: str) -> Any:
-        return np.array([self.at, AGENTS.index(who), self.lives[who], self.episode], np.float32)
+    def see(self, agent: str) -> Any:
+        return np.array([self.at, AGENTS.index(agent), self.lives[agent], self.episode], np.float32)
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
+    def infos(self) -> Any:
+        return {agent: {"who": agent, "at": self.at} for agent in self.shown()}
+
+    def pay(self, actions: Any) -> Any:
         # The guest is paid before it comes, too.
-        rewards: AgentDict = {"day": 1.0 + self.at, "night": 100.0 + self.at, "guest": 1000.0 + self.at}
-        self.at += 1
-        gone: AgentDict = {"guest": True} if self.at % 4 == 2 else {}
+        return {"day": 0.0 + self.at, "night": 99.0 + self.at, "guest": 999.0 + self.at}
+
+    def dead(self, actions: Any) -> Any:
+        gone = ["guest"] if self.at % 4 == 2 else []
         self.lives["guest"] += len(gone)
-        obs, infos = self.shown()
-        return obs, rewards, {**gone, ALL: self.at == LENGTH}, {ALL: False}, infos
+        return gone
 
 
 class Diary(Policy):

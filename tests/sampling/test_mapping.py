@@ -13,11 +13,11 @@ from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy, register_e
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.errors import ContractError
-from menv.multi_agent_env import AgentDict, MultiAgentEnv
+from menv.multi_agent_env import AgentDict
 from menv.policy import Policy
 from tests.contract.scripted import Moment, ScriptedEnv, SixDicts
 from tests.sampling.reference_envs import Together
-from tests.worlds import Alone
+from tests.worlds import Alone, Several
 
 RETURNS = [
     [
@@ -31,28 +31,23 @@ RETURNS = [
 ]
 
 
-class Arrivals(MultiAgentEnv):
+class Arrivals(Several):
     """Every second env step somebody comes who is called by its number; each stays for three."""
 
-    observation_space, action_space = gym.spaces.Discrete(9), gym.spaces.Discrete(2)
-    first = 0
+    observation_space, possible_agents, length = gym.spaces.Discrete(9), (), 8
 
-    def __init__(self, context: Any) -> None:
-        self.first = context.get("first", 0)
+    def shown(self) -> Any:
+        came = range(max(self.config.get("first", 0), self.at - 2), self.at + 1)
+        return [str(step) for step in came if step % 2 == 0]
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
-        self.now = 0
-        return self._present(), {}
+    def see(self, agent: Any) -> Any:
+        return self.at
 
-    def step(self, actions: AgentDict) -> Any:
-        self.now += 1
-        obs = self._present()
-        gone = dict.fromkeys(actions.keys() - obs.keys(), True)
-        return obs, dict.fromkeys(actions, 1.0), {**gone, ALL: self.now == 8}, {ALL: False}, {}
+    def pay(self, actions: Any) -> Any:
+        return dict.fromkeys(actions, 1.0)
 
-    def _present(self) -> AgentDict:
-        came = range(max(self.first, self.now - 2), self.now + 1)
-        return {str(step): self.now for step in came if step % 2 == 0}
+    def dead(self, actions: Any) -> Any:
+        return actions.keys() - set(self.shown())
 
 
 class LooksOn(DefaultCallbacks):
