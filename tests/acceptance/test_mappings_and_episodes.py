@@ -83,14 +83,9 @@ def test_record_asks_in_each_episode(tmp_path: Path) -> None:
     with PPO(env=RockPaperScissors, config={**SMALL, "multiagent": MULTIAGENT}) as algo:
         ASKED.clear()
         record(algo, RockPaperScissors, tmp_path / "a.parquet", episodes=40, env_config={"rounds": 5}, seed=1)
-        mine = set(ASKED)
         assert len(check_asked()) >= 40
-        ASKED.clear()
-        algo.sample()
     found = list(read_episodes(tmp_path / "a.parquet"))
     check_sides([{str(one.agent_id): str(one.policy_id) for one in game.trajectories} for game in found])
-    # The first episode of an algorithm with this seed is the first of the recording with it.
-    assert ASKED[0] in mine
 
 
 def test_a_game_asks_in_each_episode(tmp_path: Path) -> None:

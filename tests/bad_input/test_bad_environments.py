@@ -254,7 +254,7 @@ def crashing_creator(context: Any) -> Any:
 def test_a_creator_that_raises_keeps_its_own_traceback() -> None:
     with pytest.raises(EnvCrashError) as caught:
         PPO(env=crashing_creator)
-    message = checked(str(caught.value))
+    message = str(caught.value)
     assert "crashing_creator (worker_index=0, vector_index=0): its creator raised RuntimeError" in message
     assert "the map file is missing" in message
     lines = "".join(traceback.format_exception(caught.value))
