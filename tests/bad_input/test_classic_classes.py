@@ -1,4 +1,4 @@
-"""Classes written for the classic API: methods that nobody calls are told, other parameters refused."""
+"""Classes written for the classic API: methods that nobody calls are told."""
 
 from __future__ import annotations
 
@@ -8,19 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from menv import ConfigError
 from menv.algorithms import PPO, PPOConfig, PPOPolicy
 from menv.algorithms.config.read_config import read_config
-
-
-class ClassicConstructor(PPOPolicy):
-    def __init__(self, observation_space: Any, action_space: Any, config: Any) -> None:
-        super().__init__(observation_space, action_space, config)  # type: ignore[call-arg]
-
-
-class ClassicLoss(PPOPolicy):
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> Any:  # type: ignore[override]
-        return super().loss(train_batch)
 
 
 class ClassicStats(PPOPolicy):
@@ -64,24 +53,6 @@ class OtherDefaults(PPO):
 
 def config(policy: Any = None, **more: Any) -> dict[str, Any]:
     return {"env": "CartPole-v1", "multiagent": {"policies": {"default_policy": policy}}, **more}
-
-
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        (
-            ClassicConstructor,
-            r"ClassicConstructor\.__init__\(self, observation_space.*\(self, \*args, \*\*kwargs\)",
-        ),
-        (
-            ClassicLoss,
-            r"ClassicLoss\.loss\(self, model.*expected \(self, batch\); self\.network is the model",
-        ),
-    ],
-)
-def test_classic_parameters_of_policies_are_refused_in_a_line(policy: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=r"^policies\['default_policy'\]: " + message):
-        PPO(config=config(policy))
 
 
 @pytest.mark.parametrize(
