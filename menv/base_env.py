@@ -220,12 +220,145 @@ class Columns(Sequence[Any]):
         which = int(np.searchsorted(self._ends, row, side="right"))
         return self._parts[which][row - int(self._ends[which])]
 
-    def at(self, rows: IntArray) -> npt.NDArray[Any]:
-        """Return rows of the same shape, in increasing order, as one array."""
+    def at(self, rows: IntArray) -> Any:
+        """Return rows of the same shape, in increasing order, as one array or as `NestedRows`."""
         cuts = np.searchsorted(rows, self._ends[:-1])
         begins = self._ends - [len(part) for part in self._parts]
         pieces = zip(self._parts, np.split(rows, cuts), begins, strict=True)
-        return np.concatenate([part[mine - begin] for part, mine, begin in pieces if len(mine)])
+        return join_rows([part[mine - begin] for part, mine, begin in pieces if len(mine)])
+
+
+class NestedRows(Sequence[Any]):
+    """R observations of a dictionary space as a dict of arrays [R, ...], which may be nested; an element is a dict."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())))
+
+    def __getitem__(self, row: Any) -> Any:
+        """Return one observation, or the rows that a mask, indices or a slice select."""
+        if isinstance(row, int | np.integer):
+            range(len(self))[row]
+            return {name: part[row] for name, part in self.parts.items()}
+        return NestedRows({name: part[row] for name, part in self.parts.items()})
+
+
+def join_rows(parts: Sequence[Any]) -> Any:
+    """Return rows of the same shapes one after the other."""
+    first = parts[0]
+    if isinstance(first, NestedRows):
+        return NestedRows({name: join_rows([part.parts[name] for part in parts]) for name in first.parts})
+    return np.concatenate(parts)
+
+
+@dataclass(slots=True)
+class Joins(Sequence[Join]):
+    """K joins as columns, for sub-environments whose ids are their indices; an element is a `Join`.
+
+    Attributes:
+        slots: [K] the slots.
+        env_indices: [K] the sub-environments.
+        agents: [K] each agent's number, its place in `names`.
+        names: The ids of all agents of a sub-environment.
+    """
+
+    slots: IntArray
+    env_indices: IntArray
+    agents: IntArray
+    names: Sequence[AgentId]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return one join, or the joins that a mask, indices or a slice select."""
+        columns = self.slots[place], self.env_indices[place], self.agents[place]
+        if columns[0].ndim:
+            return Joins(*columns, self.names)
+        slot, index, agent = (column.item() for column in columns)
+        return Join(slot, index, self.names[agent], index)
+
+
+@dataclass(slots=True)
+class Ends(Sequence[End]):
+    """K ends of trajectories as columns, for sub-environments whose ids are their indices; an element is an `End`.
+
+    Attributes:
+        slots: [K] the slots that the trajectories had.
+        env_indices: [K] the sub-environments.
+        agents: [K] each agent's number, its place in `names`.
+        rewards: [K] sum of the rewards since each agent's last row.
+        terminated: [K] flags.
+        truncated: [K] flags.
+        obs: [K, ...] the final observations, which must not change afterwards: an array, or a list.
+        names: The ids of all agents of a sub-environment.
+        infos: K info dicts, () if all are empty.
+    """
+
+    slots: IntArray
+    env_indices: IntArray
+    agents: IntArray
+    rewards: FloatArray
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    obs: Any
+    names: Sequence[AgentId]
+    infos: Sequence[Mapping[str, Any]] = ()
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return one end, or the ends that a mask, indices or a slice select."""
+        slots, index, agent = self.slots[place], self.env_indices[place], self.agents[place]
+        reward, terminated, truncated = self.rewards[place], self.terminated[place], self.truncated[place]
+        if not slots.ndim:
+            info = self.infos[place] if self.infos else {}
+            return End(
+                int(slots), int(index), self.names[agent], float(reward), bool(terminated), bool(truncated),
+                self.obs[place], info,
+            )  # fmt: skip
+        chosen = np.arange(len(self))[place].tolist()
+        is_rows = isinstance(self.obs, np.ndarray | NestedRows)
+        obs = self.obs[place] if is_rows else [self.obs[one] for one in chosen]
+        infos = [self.infos[one] for one in chosen] if self.infos else ()
+        return Ends(slots, index, agent, reward, terminated, truncated, obs, self.names, infos)
+
+
+@dataclass(slots=True)
+class EpisodeEnds(Sequence[EpisodeEnd]):
+    """K episodes that ended as columns, for sub-environments whose ids are their indices.
+
+    An element is an `EpisodeEnd`. All `Ready.unclaimed` of the poll belong to these episodes or to running ones.
+
+    Attributes:
+        env_indices: [K] the sub-environments.
+        terminated: [K] `terminateds["__all__"]`.
+        truncated: [K] `truncateds["__all__"]`.
+        env_steps: [K] length of each episode.
+        unclaimed: Number of `Ready.unclaimed`.
+    """
+
+    env_indices: IntArray
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    env_steps: IntArray
+    unclaimed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.env_indices)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return one episode, or the episodes that a mask, indices or a slice select."""
+        index, length = self.env_indices[place], self.env_steps[place]
+        terminated, truncated = self.terminated[place], self.truncated[place]
+        if index.ndim:
+            return EpisodeEnds(index, terminated, truncated, length, self.unclaimed)
+        return EpisodeEnd(
+            int(index), bool(terminated), bool(truncated), int(length), int(index), self.unclaimed
+        )
 
 
 @dataclass(slots=True)
@@ -243,9 +376,10 @@ class Ready:
         obs: [R, ...], a list of R elements of the agents' observation spaces, or `Columns`.
         rewards: [R] sum of the rewards since each agent's previous row.
         env_steps: [E] env steps since each sub-environment's start, over all its episodes, by env index.
-        joined: Trajectories whose first row is among the rows.
-        ended: Trajectories that ended.
-        episodes: Episodes that ended.
+        joined: Trajectories whose first row is among the rows, as objects or as `Joins`, whose columns cost nothing per
+            trajectory.
+        ended: Trajectories that ended, as objects or as `Ends`.
+        episodes: Episodes that ended, as objects or as `EpisodeEnds`.
         unclaimed: Rewards that belong to no action, in the order in which they came.
         infos: R info dicts, or None; batches refer to this list, so it must not change afterwards.
         taken: Actions that an external client chose, by slot.
@@ -462,7 +596,7 @@ class VectorStep:
         truncated: [E] flags.
         infos: E info dicts; empty if all are empty.
         done: [E] True where an episode ended; None if none did.
-        begun: [E] True where this step was a reset and not a step of an episode; None if there is none.
+        begun: [K] sub-environments for which this step was a reset and not a step of an episode; None if there is none.
         finals: Copies of the final observations of the done ones, in order, if `obs` holds the first observation of the
             next episode; None if `obs` itself holds the final ones.
         final_infos: Their info dicts.
@@ -474,7 +608,7 @@ class VectorStep:
     truncated: Flags
     infos: Sequence[Mapping[str, Any]]
     done: Flags | None = None
-    begun: Flags | None = None
+    begun: IntArray | None = None
     finals: Sequence[Any] | None = None
     final_infos: Sequence[Mapping[str, Any]] = ()
 

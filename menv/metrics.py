@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from fractions import Fraction
-from itertools import islice, permutations
+from itertools import compress, islice, permutations
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from menv.base_env import SINGLE_AGENT, AgentId
+import numpy as np
+
+from menv.base_env import AgentId, Flags, FloatArray, IntArray
 from menv.episode import Episode
 from menv.errors import ContractError
 from menv.serialization import is_plain
@@ -135,8 +137,11 @@ class Metrics:
     """A window over the latest episodes: the last `window`, and at least all of this iteration.
 
     Attributes:
+        by_episode: Whether `record` must see each episode, and `record_many` is not called.
         faults: What crash capsules say about faults, until they are written.
     """
+
+    by_episode = False
 
     def __init__(self, window: int = 100, *, external: bool = False) -> None:
         self._window = window
@@ -169,11 +174,7 @@ class Metrics:
         rewards: Mapping[tuple[AgentId, str], float] = episode.agent_rewards
         if not math.isfinite(episode.total_reward):
             agents = [agent for (agent, _), earned in rewards.items() if not math.isfinite(earned)]
-            whose = f" of agent {agents[0]!r}" if agents else ""
-            raise ContractError(
-                f"episode in env {episode.env_id}: the rewards{whose} add up to more than a float64 holds, expected "
-                "smaller ones; scale the rewards"
-            )
+            raise _too_large(f"episode in env {episode.env_id}", agents)
         others: Sequence[tuple[str, float]] = ()
         if len(rewards) > _MOST_AGENTS:
             rewards, others = _split_crowd(episode)
@@ -221,13 +222,49 @@ class Metrics:
         if reward:
             self._unclaimed += Fraction(float(reward))
 
-    def record_many(self, policy_id: str, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Add episodes of one agent each, without further data."""
-        key = SINGLE_AGENT, policy_id
-        for reward, length in zip(returns, lengths, strict=True):
-            self._new.append(EpisodeSummary(reward, length, {key: reward}, (), _NOTHING, _NOTHING, _NOTHING))
-        self._new_count += len(returns)
-        self.episodes_total += len(returns)
+    def record_many(
+        self, pairs: Sequence[tuple[AgentId, str]], returns: FloatArray, paid: Flags | None, lengths: IntArray
+    ) -> None:
+        """Add K episodes without further data.
+
+        Args:
+            pairs: A agents and their policies.
+            returns: [K, A] the return of each agent.
+            paid: [K, A] whether it has one; None if all have.
+            lengths: [K] env steps.
+
+        Raises:
+            ContractError: A float64 cannot hold the return of an episode.
+        """
+        if not np.isfinite(returns.sum()):
+            self._refuse_infinite(pairs, returns)
+        self._new_count += len(lengths)
+        self.episodes_total += len(lengths)
+        if len(pairs) == 1 and paid is None:
+            (pair,) = pairs
+            self._new += [
+                EpisodeSummary(earned, length, {pair: earned}, (), _NOTHING, _NOTHING, _NOTHING)
+                for earned, length in zip(returns[:, 0].tolist(), lengths.tolist(), strict=True)
+            ]
+            return
+        first, beyond = pairs[:_MOST_AGENTS], [policy for _, policy in pairs[_MOST_AGENTS:]]
+        for place, (earned, length) in enumerate(zip(returns.tolist(), lengths.tolist(), strict=True)):
+            rewards = dict(zip(first, earned, strict=False))
+            others = list(zip(beyond, earned[_MOST_AGENTS:], strict=True)) if beyond else ()
+            if paid is not None:
+                has = paid[place].tolist()
+                rewards = dict(compress(rewards.items(), has))
+                others = list(compress(others, has[_MOST_AGENTS:]))
+            self._new.append(
+                EpisodeSummary(sum(earned), length, rewards, others, _NOTHING, _NOTHING, _NOTHING)
+            )
+
+    def _refuse_infinite(self, pairs: Sequence[tuple[AgentId, str]], returns: FloatArray) -> None:
+        finite: Flags = np.isfinite(returns)
+        if finite.all() and np.isfinite(returns.sum(axis=1)).all():
+            return
+        agents = [agent for (agent, _), good in zip(pairs, finite.T, strict=True) if not good.all()]
+        raise _too_large("episode", agents)
 
     def record_faulty(self, line: str) -> None:
         """Count an episode that a fault ended, and keep the first fault's line; no mean includes the episode."""
@@ -365,6 +402,13 @@ class Metrics:
     def finished(self) -> list[EpisodeSummary]:
         """Return the episodes of this iteration in the order in which they ended."""
         return sorted(self._new, key=attrgetter("when"))
+
+
+def _too_large(where: str, agents: Sequence[AgentId]) -> ContractError:
+    whose = f" of agent {agents[0]!r}" if agents else ""
+    return ContractError(
+        f"{where}: the rewards{whose} add up to more than a float64 holds, expected smaller ones; scale the rewards"
+    )
 
 
 def _apart(episodes: Sequence[EpisodeSummary]) -> tuple[Returns, Returns, Returns]:

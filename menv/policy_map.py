@@ -155,6 +155,11 @@ class PolicyMap:
         return (known or episode.bind(agent_id, self.only or self.policy_for(agent_id, episode, worker)))[0]
 
     @property
+    def needs_episode(self) -> bool:
+        """Whether the mapping is a function, which may read the episode."""
+        return callable(self._fn)
+
+    @property
     def settings(self) -> tuple[Any, Any]:
         """The mapping function as it was given, and the policies to train: sorted ids, a function or None."""
         trained = (

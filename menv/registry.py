@@ -49,6 +49,7 @@ from menv.errors import (
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.multi_agent_env import MultiAgentEnv
 from menv.vector_env import VectorEnv
+from menv.vector_multi_agent_env import VectorMultiAgentEnv
 
 EnvCreator: TypeAlias = Callable[[EnvContext], Any]
 
@@ -58,12 +59,15 @@ BUILT_IN: Final[Mapping[str, str]] = {
 }
 """Names of the environments that come with menv, and where each is; imported when asked for."""
 
-EnvKind: TypeAlias = Literal["base_env", "external", "vector", "gym_vector", "multi_agent", "single_agent"]
+EnvKind: TypeAlias = Literal[
+    "base_env", "external", "vector", "gym_vector", "vector_agents", "multi_agent", "single_agent"
+]
 _KINDS: Final[Mapping[EnvKind, type | UnionType]] = {
     "base_env": BaseEnv,
     "external": ExternalEnv | ExternalMultiAgentEnv,
     "vector": VectorEnv,
     "gym_vector": gym.vector.VectorEnv,
+    "vector_agents": VectorMultiAgentEnv,
     # Before the next one: a class may be both, and would lose its agents.
     "multi_agent": MultiAgentEnv,
     "single_agent": gym.Env,

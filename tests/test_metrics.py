@@ -122,7 +122,7 @@ def test_groups_and_their_members_are_agents_and_groups_are_groups_as_well() -> 
 
 def test_episodes_of_one_agent_each_are_those_of_that_agent() -> None:
     metrics = Metrics()
-    metrics.record_many("p", [1.0, 2.0], [10, 20])
+    metrics.record_many([(SINGLE_AGENT, "p")], np.array([[1.0], [2.0]]), None, np.array([10, 20]))
     summary = metrics.summary()
     assert (summary["agent_reward_mean"], summary["policy_reward_mean"]) == ({SINGLE_AGENT: 1.5}, {"p": 1.5})
 
@@ -146,7 +146,7 @@ def test_episodes_are_summed_up_in_the_order_in_which_they_ended_whoever_told_of
         assert summary["hist_stats"]["episode_reward"] == [1.0, 2.0, 3.0, 4.0, 5.0][-count:]
         assert summary["hist_stats"]["episode_lengths"] == [1, 2, 3, 4, 5][-count:]
         assert summary["episode_media"] == ({"video": ["first", "fourth"]} if own is metrics else {})
-        own.record_many("p", [6.0], [6])
+        own.record_many([(SINGLE_AGENT, "p")], np.array([[6.0]]), None, np.array([6]))
         assert own.summary()["hist_stats"]["episode_reward"] == [5.0, 6.0]
 
 

@@ -18,6 +18,7 @@ from menv.adapters.gym_vector import GymVectorEnvs
 from menv.adapters.local_envs import TOLERATED
 from menv.adapters.multi_agent import MultiAgentEnvs
 from menv.adapters.vector import VectorEnvs
+from menv.adapters.vector_agents import VectorAgentEnvs
 from menv.base_env import SINGLE_AGENT
 from menv.env_calls import OR_MANY_AGENTS, many_agents
 from menv.errors import ConfigError, ContractError
@@ -39,8 +40,8 @@ def to_local_base_env(
     """Return `env` and its copies as one `BaseEnv` in this process.
 
     Args:
-        env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which holds its sub-environments, or a
-            MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0.
+        env: A BaseEnv, VectorEnv, VectorMultiAgentEnv or gymnasium.vector.VectorEnv, which holds its sub-environments,
+            or a MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0.
         make_env: Creates the other sub-environments, by `vector_index`.
         num_envs: How many sub-environments there are.
         restart_failed_sub_environments: Whether a sub-environment that raises is closed and created again by
@@ -67,6 +68,9 @@ def to_local_base_env(
             return VectorEnvs(env, seed=seed, first_index=first_index)
         _check_spaces(env)
         return GymVectorEnvs(env, seed=seed, first_index=first_index)
+    if kind == "vector_agents":
+        check_number(env, num_envs)
+        return VectorAgentEnvs(env, seed=seed, first_index=first_index)
     tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None
     local: dict[str, Any] = {"seed": seed, "first_index": first_index, "tolerated": tolerated}
     if kind == "multi_agent":
@@ -82,7 +86,8 @@ def to_local_base_env(
         return GymEnvs(make_env, num_envs, [env], **local)
     raise ConfigError(
         f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, a "
-        "gymnasium.vector.VectorEnv, a menv.MultiAgentEnv, VectorEnv, ExternalEnv or BaseEnv; subclass one of them, "
+        "gymnasium.vector.VectorEnv, a menv.MultiAgentEnv, VectorEnv, VectorMultiAgentEnv, ExternalEnv or BaseEnv; "
+        "subclass one of them, "
         "wrap the object in one, an environment of PettingZoo in menv.wrappers.PettingZooEnv or ParallelPettingZooEnv, "
         "one of the old gym API in menv.wrappers.LegacyGym"
     )
@@ -100,7 +105,7 @@ def check_make_env(make_env: object) -> None:
 def check_number(env: Any, num_envs: int) -> None:
     """Raise if an environment that holds its sub-environments has another number of them."""
     kind = env_kind(env)
-    if kind not in ("base_env", "vector", "gym_vector") or num_envs in (1, env.num_envs):
+    if kind not in ("base_env", "vector", "gym_vector", "vector_agents") or num_envs in (1, env.num_envs):
         return
     if kind == "base_env":
         raise ConfigError(

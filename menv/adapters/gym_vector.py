@@ -100,7 +100,8 @@ class GymVectorEnvs(LockstepEnvs):
         terminated = self._flags("terminations", terminated)
         truncated = self._flags("truncations", truncated)
         done: Flags = np.logical_or(terminated, truncated)
-        begun, self._due = self._due, None
+        begun = None if self._due is None else np.flatnonzero(self._due)
+        self._due = None
         step = VectorStep(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)
         # A tenth of the time of `done.any()`.
         if 1 in done.tobytes():

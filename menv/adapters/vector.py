@@ -1,21 +1,20 @@
 """Sub-environments that one object steps together: one agent each, slot = env id = index.
 
 `LockstepEnvs` is the base of `VectorEnvs` here (a `VectorEnv`, with lists) and of `GymVectorEnvs` (arrays). The
-sub-environments step when the last of them has been answered. `poll` returns rows like any other adapter; the vector
-loop calls `poll_vector_step` instead, which costs nothing per sub-environment.
+sub-environments step when the last of them has been answered. Joins, ends and episodes are columns.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from menv import rng
 from menv.adapters.adapter import Adapter
-from menv.adapters.poll_events import PollEvents, check_info
+from menv.adapters.poll_events import check_info
 from menv.adapters.validation import (
     STEP_PARTS,
     as_flags,
@@ -29,20 +28,19 @@ from menv.adapters.validation import (
 from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
-    End,
+    Ends,
     EnvId,
-    EpisodeEnd,
+    EpisodeEnds,
     Flags,
     FloatArray,
     IntArray,
-    Join,
+    Joins,
     MultiEnvDict,
     Ready,
     VectorStep,
 )
 from menv.env_calls import close_env, last_obs, returned
 from menv.errors import (
-    CallOrderError,
     ConfigError,
     ContractError,
     EnvCrashError,
@@ -51,6 +49,9 @@ from menv.errors import (
 )
 from menv.spaces import own_copy
 from menv.vector_env import VectorEnv
+
+_NOBODY: IntArray = np.zeros(0, np.int64)
+_NAMES = (SINGLE_AGENT,)
 
 
 class LockstepEnvs(Adapter):
@@ -62,7 +63,6 @@ class LockstepEnvs(Adapter):
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
         self._all_slots = np.arange(num_envs)
-        self._no_infos: list[Mapping[str, Any]] = [{}] * num_envs
         self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
         self.env_steps = np.zeros(num_envs, np.int64)
         self._episode_start = np.zeros(num_envs, np.int64)
@@ -77,13 +77,12 @@ class LockstepEnvs(Adapter):
         self._some_actions: dict[int, Any] = {}
         # Rows that a reset changed after their delivery: only these are delivered again.
         self._renewed: set[int] = set()
-        # [E] True where no agent has acted since the reset.
-        self._fresh: Flags = np.ones(num_envs, np.bool_)
-        self._events = PollEvents()
+        # What the next poll reports: sub-environments that began, and ends.
+        self._joined: IntArray = _NOBODY
+        self._ended: list[Ends] = []
+        self._episodes: list[EpisodeEnds] = []
         # A step whose ends a poll has returned, and whose rows the next poll returns.
         self._paused_step: VectorStep | None = None
-        # The last vector step, if the vector loop drives this environment.
-        self._vector_step: VectorStep | None = None
         self._started = False
         self._stopped = False
 
@@ -108,7 +107,6 @@ class LockstepEnvs(Adapter):
         Raises:
             ContractError: Only some rows were answered.
         """
-        self._refuse_two_drivers()
         if not self._started:
             self._start(None, None)
         if self._some_actions and not self._renewed:
@@ -122,46 +120,17 @@ class LockstepEnvs(Adapter):
         elif self._actions is not None:
             self._step()
         self.paused = self._paused_step is not None
+        ended, episodes = _only(self._ended), _only(self._episodes)
+        self._ended, self._episodes = [], []
         if self.paused:
-            return self._events.take_ends(self.env_steps, self._seats)
+            return Ready(_NOBODY, [], np.zeros(0), self.env_steps, (), ended, episodes, seats=self._seats)
         slots, obs, rewards, infos = self._undelivered()
+        infos = infos or None
         self._delivered = True
         self._renewed.clear()
-        events, self._events = self._events, PollEvents()
-        return Ready(
-            slots, obs, rewards, self.env_steps,
-            events.joined, events.ended, events.episodes, events.unclaimed, infos, {}, self._seats,
-        )  # fmt: skip
-
-    def poll_vector_step(self) -> VectorStep:
-        """Reset everything, the first time, or step with the actions of `send_vector_actions`; never waits.
-
-        Raises:
-            CallOrderError: There are no actions, or `poll` was called before.
-        """
-        if self._started and (self._vector_step is None or self._actions is None):
-            raise CallOrderError(
-                "poll_vector_step: no actions were sent, expected send_vector_actions before each call; do not mix it "
-                "with poll"
-            )
-        if not self._started:
-            self._started = True
-            obs, infos = self._reset_all(None, None)
-            no_flags = np.zeros(self.num_envs, np.bool_)
-            self._vector_step = VectorStep(
-                obs, np.zeros(self.num_envs), no_flags, no_flags, infos, None, ~no_flags
-            )
-        else:
-            self._vector_step = self._take_step(self._actions, None)
-            self._count(self._vector_step)
-            if self._vector_step.done is not None:
-                self._reset_done(self._vector_step, self._vector_step.done)
-        self._actions = None
-        return self._vector_step
-
-    def send_vector_actions(self, actions: Any) -> None:
-        """Set the E actions for the last vector step; sub-environments that are done ignore theirs."""
-        self._actions = actions
+        began, self._joined = self._joined, _NOBODY
+        joined = Joins(began, began, np.zeros(len(began), np.int64), _NAMES) if len(began) else ()
+        return Ready(slots, obs, rewards, self.env_steps, joined, ended, episodes, (), infos, {}, self._seats)
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer rows, all of them before the next poll; see `BaseEnv.send_actions`."""
@@ -170,18 +139,21 @@ class LockstepEnvs(Adapter):
             return
         if len(slots) != len(actions):
             raise wrong_count(len(actions), len(slots))
-        if slots is self._slots and self._delivered and self._actions is None and not self._some_actions:
+        is_new = self._delivered and self._actions is None and not self._some_actions and not self._renewed
+        if slots is self._slots and is_new:
             self._actions = actions
         else:
             indices = [int(slot) for slot in slots]
             if len(set(indices)) != len(indices):
                 raise self._stray(indices)
+            if early := self._renewed.intersection(indices):
+                # The rows of a reset are answered after the poll that returns them.
+                raise stray_answers(sorted(early), sorted(self._waiting() - early))
             self._answer(dict(zip(indices, actions, strict=True)))
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        self._refuse_two_drivers()
         if self._paused_step is not None:
             self._set_rows(self._paused_step)
         if not self._started:
@@ -201,31 +173,17 @@ class LockstepEnvs(Adapter):
                 obs[index] = infos[index] = marker
                 continue
             obs[index] = {SINGLE_AGENT: self._obs[places[index]]}
-            infos[index] = {SINGLE_AGENT: dict(self._infos[places[index]])}
+            infos[index] = {SINGLE_AGENT: dict(self._infos[places[index]]) if self._infos else {}}
         return obs, infos
-
-    def leave_vector_steps(self) -> None:
-        """Reset everything, so that `poll` can be called again."""
-        self._vector_step = None
-        self._fresh[:] = False
-        self._set_first_rows(*self._reset_all(None, None))
 
     def start_from(self, env_steps: IntArray) -> None:
         """Reset everything at the next poll, as if it were the first, and count env steps on from [E] `env_steps`."""
         self._started = self._delivered = False
-        self._vector_step = self._actions = self._paused_step = None
+        self._actions = self._paused_step = None
         self._some_actions.clear()
         self._renewed.clear()
-        self._events = PollEvents()
+        self._joined, self._ended, self._episodes = _NOBODY, [], []
         self.env_steps[:] = env_steps
-
-    @property
-    def resetting(self) -> Flags:
-        """[E] True for sub-environments that are done and that the next step resets."""
-        step = self._vector_step
-        if step is None or step.done is None or step.finals is not None:
-            return np.zeros(self.num_envs, np.bool_)
-        return step.done
 
     def get_agent_ids(self) -> set[AgentId]:
         return {SINGLE_AGENT}
@@ -235,18 +193,12 @@ class LockstepEnvs(Adapter):
             self._stopped = True
             self._close()
 
-    def _refuse_two_drivers(self) -> None:
-        if self._vector_step is not None:
-            raise CallOrderError(
-                "poll, try_reset: a sampler is driving this environment, expected one driver; make another one for "
-                "calls of your own"
-            )
-
-    def _undelivered(self) -> tuple[IntArray, Any, FloatArray, Sequence[Mapping[str, Any]]]:
+    def _undelivered(self) -> tuple[IntArray, Any, FloatArray, Any]:
         if not self._delivered:
             return self._slots, self._obs, self._rewards, self._infos
         at = np.flatnonzero(np.isin(self._slots, list(self._renewed)))
-        return self._slots[at], _rows_at(self._obs, at), self._rewards[at], _rows_at(self._infos, at)
+        infos = _rows_at(self._infos, at) if self._infos else ()
+        return self._slots[at], _rows_at(self._obs, at), self._rewards[at], infos
 
     def _renew(self, index: int) -> None:
         """Forget the answer for one row, which a reset has changed, and keep the other answers."""
@@ -258,7 +210,9 @@ class LockstepEnvs(Adapter):
 
     def _count(self, step: VectorStep) -> None:
         """Count an env step of each sub-environment that was not reset."""
-        self.env_steps += 1 if step.begun is None else ~step.begun
+        self.env_steps += 1
+        if step.begun is not None:
+            self.env_steps[step.begun] -= 1
 
     def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset a sub-environment that has moved; raises where that is impossible."""
@@ -270,7 +224,8 @@ class LockstepEnvs(Adapter):
         )
 
     def _untouched(self, index: int) -> bool:
-        return bool(self._fresh[index]) and self._actions is None and index not in self._some_actions
+        is_new = self.env_steps[index] == self._episode_start[index] and index in self._slots
+        return bool(is_new) and self._actions is None and index not in self._some_actions
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
         self._started = True
@@ -278,35 +233,46 @@ class LockstepEnvs(Adapter):
 
     def _set_first_rows(self, obs: object, infos: Sequence[Any]) -> None:
         self._begin(self._all_slots)
-        self._slots, self._obs, self._infos = self._all_slots, obs, infos or self._no_infos
+        self._slots, self._obs, self._infos = self._all_slots, obs, infos
         self._rewards = np.zeros(self.num_envs)
         self._delivered, self._actions = False, None
         self._some_actions.clear()
         self._renewed.clear()
 
     def _begin(self, indices: IntArray) -> None:
-        self._fresh[indices] = True
         self._episode_start[indices] = self.env_steps[indices]
-        self._events.joined += [Join(index, index, SINGLE_AGENT, index) for index in indices.tolist()]
+        self._joined = np.concatenate((self._joined, indices)) if len(self._joined) else indices
 
     def _truncate(self, indices: IntArray) -> None:
-        events = self._events
-        unreported = {join.slot for join in events.joined}
-        events.joined = [join for join in events.joined if join.slot not in set(indices.tolist())]
-        places = {slot: place for place, slot in enumerate(self._slots.tolist())}
-        for index in indices.tolist():
-            # An episode whose begin was not reported is dropped, and one that is over was reported.
-            if index not in unreported and index in places:
-                place = places[index]
-                length = int(self.env_steps[index] - self._episode_start[index])
-                final, info = own_copy(self._obs[place]), self._infos[place]
-                events.ended.append(End(index, index, SINGLE_AGENT, 0.0, False, True, final, info))
-                events.episodes.append(EpisodeEnd(index, False, True, length, index))
+        # An episode whose begin was not reported is dropped, and one that is over was reported.
+        reported = ~np.isin(indices, self._joined) & np.isin(indices, self._slots)
+        self._joined = self._joined[~np.isin(self._joined, indices)]
+        at = np.flatnonzero(np.isin(self._slots, indices[reported]))
+        if len(at):
+            over, places = self._slots[at], at.tolist()
+            flags = np.zeros(len(at), np.bool_)
+            finals = [own_copy(self._obs[place]) for place in places]
+            infos = [self._infos[place] for place in places] if self._infos else ()
+            self._report(over, np.zeros(len(at)), flags, ~flags, finals, infos)
+
+    def _report(
+        self,
+        over: IntArray,
+        rewards: FloatArray,
+        terminated: Flags,
+        truncated: Flags,
+        finals: Any,
+        infos: Any,
+    ) -> None:
+        """Report the ends of the episodes of some sub-environments."""
+        lengths = self.env_steps[over] - self._episode_start[over]
+        agents = np.zeros(len(over), np.int64)
+        self._ended.append(Ends(over, over, agents, rewards, terminated, truncated, finals, _NAMES, infos))
+        self._episodes.append(EpisodeEnds(over, terminated, truncated, lengths))
 
     def _step(self) -> None:
         slots, actions = self._slots, self._actions
         self._actions = None
-        self._fresh[:] = False
         self._advance(self._take_step(actions, slots))
 
     def _advance(self, step: VectorStep) -> None:
@@ -322,46 +288,46 @@ class LockstepEnvs(Adapter):
     def _take_step(self, actions: object, slots: IntArray | None) -> VectorStep:
         """Take an env step. A reset is no step: a reward that wrappers add to it is dropped."""
         step = self._step_all(actions, slots)
+        rewards = as_rewards(step.rewards, self._reward_labels)
         if step.begun is not None:
-            step.rewards = np.where(step.begun, 0.0, step.rewards)
+            rewards = np.array(rewards)
+            rewards[step.begun] = 0.0
+        step.rewards = rewards
         return step
+
+    def _reward_labels(self) -> Iterator[str]:
+        return env_reward_labels(f"{type(self.env).__name__}.step, env step {self.env_steps.max() + 1}")
 
     def _set_rows(self, step: VectorStep) -> None:
         self._paused_step = None
-        rewards = as_rewards(step.rewards, lambda: env_reward_labels("step"))
-        begun, absent = step.begun, None
+        rewards, begun, absent = step.rewards, step.begun, None
         if step.done is not None:
-            rewards = np.where(step.done, 0.0, rewards)
             self._reset_done(step, step.done)
             if step.finals is None:
                 absent = step.done
             else:
-                begun = step.done
+                begun = np.flatnonzero(step.done)
+                rewards = np.array(rewards)
+                rewards[begun] = 0.0
         if begun is not None:
-            self._begin(np.flatnonzero(begun))
-        self._slots, self._rewards = self._all_slots, rewards
-        self._obs, self._infos = step.obs, step.infos or self._no_infos
+            self._begin(begun)
+        self._slots, self._rewards, self._obs, self._infos = self._all_slots, rewards, step.obs, step.infos
         if absent is not None:
             present = self._slots = np.flatnonzero(~absent)
-            self._rewards = rewards[present]
-            self._obs, self._infos = _rows_at(step.obs, present), _rows_at(self._infos, present)
+            self._rewards, self._obs = rewards[present], _rows_at(step.obs, present)
+            self._infos = _rows_at(step.infos, present) if step.infos else ()
         self._delivered = False
         if not len(self._slots):
             self._advance(self._take_step([], self._slots))
 
     def _end(self, done: IntArray, step: VectorStep) -> None:
-        indices = done.tolist()
         finals, infos = step.finals, step.final_infos
         if finals is None:
-            finals = [own_copy(step.obs[i]) for i in indices]
-            infos = [(step.infos or self._no_infos)[i] for i in indices]
-        lengths = (self.env_steps[done] - self._episode_start[done]).tolist()
-        for place, index in enumerate(indices):
-            flags = bool(step.terminated[index]), bool(step.truncated[index])
-            reward = float(step.rewards[index])
-            end = End(index, index, SINGLE_AGENT, reward, *flags, finals[place], infos[place])
-            self._events.ended.append(end)
-            self._events.episodes.append(EpisodeEnd(index, *flags, lengths[place], index))
+            is_array = isinstance(step.obs, np.ndarray)
+            finals = step.obs[done] if is_array else [own_copy(step.obs[i]) for i in done.tolist()]
+            infos = [step.infos[i] for i in done.tolist()] if step.infos else ()
+        terminated, truncated = step.terminated[done] != 0, step.truncated[done] != 0
+        self._report(done, step.rewards[done], terminated, truncated, finals, infos)
 
     def _waiting(self) -> set[int]:
         waits = self._started and self._actions is None
@@ -408,6 +374,11 @@ class LockstepEnvs(Adapter):
             ) from error
 
 
+def _only(reports: list[Any]) -> Any:
+    """Return what a poll reports: columns, or objects in the rare case of several columns."""
+    return reports[0] if len(reports) == 1 else [one for report in reports for one in report]
+
+
 def _rows_at(values: Any, places: IntArray) -> Any:
     return [values[place] for place in places.tolist()] if isinstance(values, list) else values[places]
 
@@ -435,7 +406,6 @@ class VectorEnvs(LockstepEnvs):
         return self.env.try_render_at(self.index_of(env_id or 0))
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
-        self._refuse_two_drivers()
         for index in self.indices(env_id):
             self._call("restart_at", index)
             if self._started:

@@ -41,6 +41,8 @@ from menv.wrappers import PettingZooEnv
 Key: TypeAlias = tuple[EnvId, AgentId]
 """A sub-environment and an agent in it."""
 SpacePair: TypeAlias = tuple[gym.Space[Any], gym.Space[Any]]
+# Their adapters have a Dict of the agents' spaces.
+_BY_AGENT = ("base_env", "vector_agents")
 
 
 @dataclass(slots=True)
@@ -100,7 +102,8 @@ class Runner:
         # Agents that were asked for an action in a running episode.
         self._asked: set[Key] = set()
         self._paid = False
-        self._same_step = self._kind == "gym_vector" and autoreset_mode(env) == SAME_STEP
+        is_gym = self._kind == "gym_vector"
+        self._same_step = self._kind == "vector_agents" or (is_gym and autoreset_mode(env) == SAME_STEP)
         # Last observations that equalled the first one of the next episode, by sub-environment; None once one did not.
         self._alike: dict[EnvId, Any] | None = {}
 
@@ -113,7 +116,7 @@ class Runner:
             raise Broken("ME014", f"possible_agents raised {describe(error)}") from error
 
     def _made(self) -> Adapter:
-        number = self.read("num_envs") if self._kind in ("vector", "gym_vector") else 1
+        number = self.read("num_envs") if self._kind in ("vector", "gym_vector", "vector_agents") else 1
         if not isinstance(number, int | np.integer) or number < 1:
             raise Broken("ME097", f"num_envs is {number!r:.40}, expected an integer of at least 1")
         try:
@@ -171,8 +174,8 @@ class Runner:
             return self.env.get_observation_space(agent), self.env.get_action_space(agent)
         base_env = self._adapter
         return [
-            space.spaces[agent] if isinstance(space, gym.spaces.Dict) and agent in space.spaces and not self.repeats
-            else space
+            space.spaces[agent] if self._kind in _BY_AGENT and isinstance(space, gym.spaces.Dict)
+            and agent in space.spaces else space
             for space in (base_env.observation_space, base_env.action_space)
         ]  # fmt: skip
 
@@ -183,7 +186,7 @@ class Runner:
 
     def _who(self, key: Key) -> str:
         env = "" if self._kind in ("single_agent", "multi_agent") else f"env {key[0]!r}: "
-        return env + (f"agent {key[1]!r}: " if self._kind in ("multi_agent", "base_env") else "")
+        return env + (f"agent {key[1]!r}: " if self._kind in ("multi_agent", *_BY_AGENT) else "")
 
     def begin(self, seed: int) -> RunnerStep:
         """Reset for the first time, and check the spaces of all listed agents."""

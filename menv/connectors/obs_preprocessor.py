@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from menv.base_env import NestedRows
 from menv.connectors.action_output import component_sizes
 from menv.connectors.connector import (
     MASK,
@@ -163,7 +164,8 @@ class ObsPreprocessor:
             return np.zeros((0, self.size), self.dtype), nothing
         try:
             for keys, number in self._nests:
-                if set(map(len, _parts_at(obs, keys))) != number:
+                nested = _parts_at(obs, keys)
+                if not isinstance(nested, NestedRows) and set(map(len, nested)) != number:
                     raise TypeError("an observation has another number of elements than its space")
             rows = self._box_rows(obs, self._only_box) if self._only_box else self._all_rows(obs)
             mask = self._mask(obs, final) if self.mask_leaves else None
@@ -335,7 +337,7 @@ def _path(keys: tuple[Any, ...]) -> str:
 
 def _parts_at(obs: Sequence[Any] | Array, keys: tuple[Any, ...]) -> Sequence[Any] | Array:
     for key in keys:
-        obs = list(map(itemgetter(key), obs))
+        obs = obs.parts[key] if isinstance(obs, NestedRows) else list(map(itemgetter(key), obs))
     return obs
 
 

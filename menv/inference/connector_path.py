@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import Column, End, EnvId
+from menv.base_env import Column, End, EnvId, NestedRows
 from menv.connectors.connector import (
     ActionConnectorDataType,
     AgentConnector,
@@ -299,4 +299,8 @@ def refuse_unknown_agents(policy_id: str, path: ConnectorPath) -> None:
 def _some(values: Any, places: Column | None) -> Any:
     if values is None or places is None:
         return values
-    return values[places] if isinstance(values, np.ndarray) else [values[place] for place in places.tolist()]
+    return (
+        values[places]
+        if isinstance(values, np.ndarray | NestedRows)
+        else [values[place] for place in places.tolist()]
+    )

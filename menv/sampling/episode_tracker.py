@@ -7,6 +7,7 @@ they first appear, starts and ends trajectories in the buffers, and records fini
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,15 @@ import numpy.typing as npt
 from menv import rng
 from menv.base_env import (
     COMMON,
-    SINGLE_AGENT,
     AgentId,
     Column,
     End,
+    Ends,
     EnvId,
     EpisodeEnd,
+    EpisodeEnds,
     Join,
+    Joins,
     Ready,
     Unclaimed,
 )
@@ -29,6 +32,7 @@ from menv.episode import MEMBER_REWARDS, Episode
 from menv.metrics import AS_THEY_COME, When
 from menv.policy_map import PolicyMap
 from menv.sampling.callback_runner import CallbackRunner
+from menv.sampling.episode_arrays import EpisodeArrays
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.trajectories import TrajectoryStart, TrajectoryTable
 
@@ -51,7 +55,10 @@ class EpisodeTracker:
     Attributes:
         running: The running episodes by env id.
         begun: [E] how many episodes have begun in each sub-environment.
+        by_columns: Whether nobody asks for the objects of episodes.
     """
+
+    by_columns = False
 
     def __init__(
         self,
@@ -64,6 +71,7 @@ class EpisodeTracker:
         worker: Any,
     ) -> None:
         self.running: dict[EnvId, Episode] = {}
+        self._arrays: EpisodeArrays | None = None
         # The policy map and the policies' places when the episode began.
         self._maps: dict[EnvId, PolicyMap] = {}
         # Episodes of clients, who asked for policies before they sent steps.
@@ -91,7 +99,8 @@ class EpisodeTracker:
     @property
     def running_ids(self) -> list[int]:
         """The ids of the running episodes."""
-        return [episode.episode_id for episode in self.running.values()]
+        of_arrays = [] if self._arrays is None else self._arrays.ids.tolist()
+        return [*of_arrays, *(episode.episode_id for episode in self.running.values())]
 
     def index_policies(self) -> None:
         """Find each policy's group index and index in the group, after groups have changed.
@@ -124,27 +133,79 @@ class EpisodeTracker:
         self.set_env_steps(ready.env_steps)
         if ready.faults:
             self._callbacks.record_faults(ready.faults)
+        if self.by_columns and _is_columns(ready):
+            self._apply_columns(ready)
+            return
+        self.use_objects()
         if ready.ended or ready.unclaimed or ready.episodes:
             self._take_ends(ready)
         for join in ready.joined:
             self.add_agent(join)
 
+    def _apply_columns(self, ready: Ready) -> None:
+        ended: Any = ready.ended
+        episodes: Any = ready.episodes
+        joined: Any = ready.joined
+        unclaimed = ready.unclaimed
+        if self.running:
+            # They began as objects and end as objects.
+            ended, old_ends = self._apart(ended)
+            episodes, old_episodes = self._apart(episodes)
+            theirs = [entry for entry in unclaimed if entry.env_id in self.running]
+            unclaimed = [entry for entry in unclaimed if entry.env_id not in self.running]
+            self._take_ends(replace(ready, ended=old_ends, episodes=old_episodes, unclaimed=theirs))
+            joined, old_joins = self._apart(joined)
+            for join in old_joins:
+                self.add_agent(join)
+        if not (len(ended) or unclaimed or len(episodes) or len(joined)):
+            return
+        arrays, steps = self._arrays or self._new_arrays(joined.names), ready.env_steps
+        if len(ended):
+            arrays.end(ended, self._table, self._groups)
+        if unclaimed:
+            arrays.credit_unclaimed(unclaimed, steps, self._worker.metrics)
+        if len(episodes):
+            arrays.finish(episodes, steps)
+        if len(joined):
+            arrays.join(joined, steps, self._table, self._groups)
+
+    def _apart(self, part: Any) -> tuple[Any, Any]:
+        """Return the entries of columns without those of episodes that are objects, and these."""
+        if not len(part):
+            return part, part
+        running: Any = list(self.running)
+        old = np.isin(part.env_indices, running)
+        return part[~old], part[old]
+
+    def _new_arrays(self, names: Sequence[AgentId]) -> EpisodeArrays:
+        policy_map, number = self._worker.policy_map, len(self._env_steps)
+        # No episode is asked: `by_columns` says that the mapping needs none.
+        policies = [policy_map.only or policy_map.policy_for(name, None, self._worker) for name in names]
+        places = np.array([self._places[policy] for policy in policies], np.int64)
+        self._arrays = EpisodeArrays(
+            names, policies, places, self.agent_keys(number, names), self._episode_keys, self.begun
+        )
+        return self._arrays
+
+    def use_objects(self) -> None:
+        """Represent the running episodes as objects; new ones may be arrays again, with the policy map of then."""
+        arrays, self._arrays = self._arrays, None
+        if arrays is None:
+            return
+        arrays.flush(self._worker.metrics)
+        for episode in arrays.as_objects():
+            self.running[episode.env_id] = episode
+            self._keep_policies(episode.env_id)
+
+    def fragment_closes(self) -> None:
+        """Record the episodes that ended and are no objects."""
+        if self._arrays is not None:
+            self._arrays.flush(self._worker.metrics)
+
     def set_env_steps(self, env_steps: Column) -> None:
         """Set the env steps [E]; sub-environments may have appeared."""
         self._env_steps = env_steps
         self.widen(len(env_steps))
-
-    def new_ids(self, env_indices: Column) -> Column:
-        """Return the ids [K] of the next episodes of sub-environments [K], which may repeat."""
-        if len(env_indices) and env_indices.max() >= len(self.begun):
-            self.widen(int(env_indices.max()) + 1)
-        order = np.argsort(env_indices, kind="stable")
-        sorted_indices = env_indices[order]
-        rank = np.arange(len(order)) - np.searchsorted(sorted_indices, sorted_indices)
-        numbers = np.empty_like(env_indices)
-        numbers[order] = self.begun[sorted_indices] + rank
-        self.begun += np.bincount(env_indices, minlength=len(self.begun))
-        return (rng.keys(self._episode_keys[env_indices], numbers) >> np.uint64(5)).astype(np.int64)
 
     def agent_key(self, env_index: int, agent_id: AgentId) -> int:
         """Return the key of an agent's random draws, which is the same in every process."""
@@ -258,9 +319,13 @@ class EpisodeTracker:
     def _keep_policies(self, env_id: EnvId) -> None:
         self._maps[env_id], self._policy_places[env_id] = self._worker.policy_map, self._places
 
-    def agent_keys(self, num_envs: int) -> rng.Keys:
-        """Return the keys [E] of the random draws of agents in sub-environments of one agent each."""
-        return np.array([self.agent_key(index, SINGLE_AGENT) for index in range(num_envs)], np.uint64)
+    def agent_keys(self, num_envs: int, names: Sequence[AgentId]) -> rng.Keys:
+        """Return the keys [E, A] of the agents' random draws; see `agent_key`."""
+        seeds = np.full(num_envs, self._seed & 0xFFFFFFFFFFFFFFFF, np.uint64)
+        of_envs = rng.keys(seeds, self._first_index + np.arange(num_envs))
+        hashes = np.array([rng.stable_hash(name) for name in names], np.uint64).astype(np.int64)
+        of_agents = rng.keys(of_envs[:, None], hashes)
+        return rng.keys(of_agents, np.array([rng.ACTION]))
 
     def widen(self, num_envs: int) -> None:
         """Make room for new sub-environments."""
@@ -272,3 +337,13 @@ class EpisodeTracker:
         ]
         self._episode_keys = np.append(self._episode_keys, np.array(new, np.uint64))
         self.begun = np.append(self.begun, np.zeros(num_envs - before, np.int64))
+
+
+def _is_columns(ready: Ready) -> bool:
+    """Return whether joins, ends and episodes, as far as there are any, are columns."""
+    joined, ended, episodes = (
+        type(ready.joined) is Joins,
+        type(ready.ended) is Ends,
+        type(ready.episodes) is EpisodeEnds,
+    )
+    return (joined or not ready.joined) and (ended or not ready.ended) and (episodes or not ready.episodes)

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import Column, EpisodeEnd
+from menv.base_env import Column, EpisodeEnd, EpisodeEnds
 from menv.errors import ContractError
 from menv.sample_batch import SampleBatch
 
@@ -90,10 +90,6 @@ class FragmentLimit:
     def whole(self) -> WholeEpisodeLimit | None:
         """This limit, if it holds back the rows of running episodes."""
         return None
-
-    def end_vector_step(self, steps: int, done: Flags | None, env_steps: Column) -> bool:
-        """Return whether the fragment is full after so many env steps; episodes ended where `done` [E]."""
-        return steps >= self.length * len(env_steps)
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True where a sub-environment's share is full, None if there is none."""
@@ -191,15 +187,13 @@ class WholeEpisodeLimit(FragmentLimit):
             self._since = env_steps.copy()
 
     def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
+        if isinstance(ends, EpisodeEnds):
+            self._since[ends.env_indices] += ends.env_steps
+            self._over += int(ends.env_steps.sum())
+            return
         for end in ends:
             self._since[end.env_index] += end.env_steps
             self._over += end.env_steps
-
-    def end_vector_step(self, steps: int, done: Flags | None, env_steps: Column) -> bool:
-        if done is not None:
-            self._over += int((env_steps - self._since)[done].sum())
-            self._since[done] = env_steps[done]
-        return self.closed(env_steps) is not None
 
     def closed(self, env_steps: Column) -> Flags | None:
         if self._over >= self.length * len(env_steps):

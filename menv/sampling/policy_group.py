@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import rng
-from menv.base_env import Column, Columns, End, EnvId, ExternalSteps, Ready
+from menv.base_env import Column, Columns, End, EnvId, ExternalSteps, NestedRows, Ready
 from menv.connectors.pipeline import PolicyConnectors
 from menv.episode import Episode
 from menv.errors import ContractError
@@ -61,6 +61,7 @@ class ActingStrategy(ABC):
         path: Runs connectors; None where a preprocessor does all that they do.
         policies: The policy objects, by index, of custom policies; () where networks act.
         reads_episodes: Whether its policies read raw observations and episodes.
+        by_columns: Whether joins and ends may come as columns, because no connector or policy follows agents.
     """
 
     policy_ids: list[str]
@@ -69,6 +70,10 @@ class ActingStrategy(ABC):
     path: ConnectorPath | None = None
     policies: Sequence[Policy] = ()
     reads_episodes = False
+
+    @property
+    def by_columns(self) -> bool:
+        return False
 
     @abstractmethod
     def new_buffer(self) -> RolloutBuffer:
@@ -291,6 +296,10 @@ class NetworkStrategy(ActingStrategy):
         if before is not None:
             path.shown = before.shown
         self.path = path
+
+    @property
+    def by_columns(self) -> bool:
+        return self.path is None or self.path.whole
 
     def start(self, slot: int, policy: int) -> None:
         if self.path is not None:
@@ -559,7 +568,7 @@ class PendingRows:
         """Return this block's entries of values for all rows of its poll."""
         if self.places is None:
             return values
-        if isinstance(values, np.ndarray):
+        if isinstance(values, np.ndarray | NestedRows):
             return values[self.places]
         if isinstance(values, Columns):
             return values.at(self.places)

@@ -8,14 +8,15 @@ then it is carried into the next fragment. No Python object exists per agent and
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import Column, End
+from menv.base_env import Column, End, Ends
 from menv.env_calls import as_flag
 from menv.errors import ContractError
 from menv.sample_batch import InfoBuffer, Infos, SampleBatch, TrajectorySlices
@@ -25,6 +26,8 @@ Rows = slice | npt.NDArray[np.int64]
 States = npt.NDArray[np.float32]
 Prepared = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
+Starts = Callable[[Sequence[Column]], Sequence[Column]]
+"""Returns the fields of `TrajectoryStart` as columns [K], given other columns [K]."""
 Released = list[tuple[int, bool, SampleBatch]]
 """Batches with their policy's index, and whether policies may learn from them."""
 
@@ -40,6 +43,7 @@ are keys of checkpoints."""
 INCOMING_REWARD, ANSWERED = INTERNAL + "income", INTERNAL + "answered"
 """Columns: the reward that arrived with a row, earned by the previous action; whether the row has an action."""
 _SLOTS = INTERNAL + "slots"
+_NO_INFO: Mapping[str, Any] = {}
 _ABSENT = {"f": np.nan, "c": np.nan, "i": -1, "u": 0, "b": False, "O": None}
 """The values of other rows in optional columns, by kind of dtype."""
 
@@ -95,12 +99,11 @@ class RolloutBuffer:
         # [slots, S] the current states.
         self._states: States = np.zeros((64, bounds[-1]), np.float32)
         self._released: tuple[str, ...] = (*_RELEASED, *self._state_parts)
-        # Trajectories that have rows here, and those that started after them.
+        # Trajectories that have rows here, and those that started after them, one by one and as columns.
         self._living = Trajectories.begun(_NO_STARTS, self._columns["actions"])
         self._starts: list[TrajectoryStart] = []
+        self._started: list[tuple[Starts | None, Sequence[Any]]] = []
         self._ends = EndedTrajectories()
-        # Whether final observations are rows, so that `obs` of the ends holds their positions.
-        self._finals_are_rows = False
         self._next_unroll_id = 0
         # Optional columns, and the values of rows without an entry.
         self._marks: dict[str, Any] = {}
@@ -138,14 +141,20 @@ class RolloutBuffer:
             self._make_room_for_states(start.slot)
             self._states[start.slot] = 0.0
 
-    def start_all(self, starts: Iterable[Sequence[Any] | Column], released: int = 0) -> None:
-        """Start trajectories of feedforward networks; `starts` are columns, one for each field of `TrajectoryStart`.
+    def start_all(self, columns: Sequence[Column], starts: Starts) -> None:
+        """Start trajectories: `columns` [K] of whatever `starts` needs to tell their fields, slots first.
 
-        With `released` -1 their first row is not a step: its action has no effect, and it is never released.
+        `starts` is called once for all that start in a row, when a fragment closes.
         """
-        begun = Trajectories.begun(starts, self._columns["actions"])
-        begun.released[:] = released
-        self._living, self._starts = self._trajectories().and_then(begun), []
+        slots = columns[0]
+        if self._starts:
+            # In order, where a slot is used again.
+            self._started.append((None, tuple(zip(*self._starts, strict=True))))
+            self._starts = []
+        self._started.append((starts, columns))
+        if self._state_parts and len(slots):
+            self._make_room_for_states(int(slots.max()))
+            self._states[slots] = 0.0
 
     def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
         """Add rows of R agents that wait, with the rewards [R] since each agent's previous row.
@@ -189,30 +198,9 @@ class RolloutBuffer:
         """End the trajectory that has the slot of `end`."""
         self._ends.add(end, self._n)
 
-    def end_all(
-        self,
-        slots: Column,
-        rows: Column,
-        terminated: Column,
-        truncated: Column,
-        finals: Sequence[Any] | None,
-        infos: Sequence[Mapping[str, Any]],
-    ) -> None:
-        """End the trajectories on `slots` [K], in order; `rows` [K] are the first rows of the next ones there.
-
-        The rewards that arrived with these rows belong to the trajectories that ended, and so do the observations if
-        `finals` is None.
-        """
-        ends, incoming = self._ends, self._columns[INCOMING_REWARD]
-        ends.slots += slots.tolist()
-        ends.rewards += incoming[rows].tolist()
-        incoming[rows] = 0.0
-        ends.terminated += terminated.tolist()
-        ends.truncated += truncated.tolist()
-        ends.rows += rows.tolist()
-        self._finals_are_rows = finals is None
-        ends.obs += rows.tolist() if finals is None else finals
-        ends.infos += infos
+    def end_all(self, ends: Ends) -> None:
+        """End trajectories, in order."""
+        self._ends.columns.append((ends, self._n))
 
     def columns_at(self, rows: Rows, names: Sequence[str]) -> dict[str, Column]:
         """Return copies of the columns that exist at some rows."""
@@ -312,20 +300,17 @@ class RolloutBuffer:
         at = np.empty(self._n + len(split.end_order), np.float64)
         at[split.order] = np.arange(self._n)
         at[self._n + split.end_order] = split.last[split.end_segments] + 0.5
-        # A first row that is not a step carries the info of the previous episode; see `_segments`.
-        at[split.order[split.starts[owners.released < 0]]] = -1.0
         when = at[[place for place, _ in flags]]
         own = np.searchsorted(split.starts, when, "right") - 1
         allowed = np.array(
             [_training_flag(flag, owners, index) for (_, flag), index in zip(flags, own, strict=True)]
         )
         in_time = np.argsort(when, kind="stable")
-        in_time = in_time[when[in_time] >= 0]
         before = owners.excluded.copy()
         # The last value for a trajectory counts.
         owners.excluded[own[in_time]] = ~allowed[in_time]
         late = owners.excluded & ~before & owners.trained
-        self.excluded_late = int(np.maximum(owners.released[late], 0).sum())
+        self.excluded_late = int(owners.released[late].sum())
 
     def actions_of(self, episode_id: int) -> dict[int, Column]:
         """Return the actions [n, ...] of an episode's answered rows, in order, by the agent's number in it."""
@@ -334,7 +319,7 @@ class RolloutBuffer:
         slots = self._columns[_SLOTS][split.order[split.starts]]
         known = len(slots) == len(owners.slot) and (slots == owners.slot).all()
         for segment in np.flatnonzero(owners.eps_id == episode_id).tolist() if known else ():
-            start = split.starts[segment] + (owners.released[segment] < 0)
+            start = split.starts[segment]
             rows = split.order[start : split.starts[segment] + split.lengths[segment]]
             answered = rows[self._columns[ANSWERED][rows]].tolist()
             found.setdefault(int(owners.agent_index[segment]), []).extend(answered)
@@ -352,7 +337,10 @@ class RolloutBuffer:
     @property
     def closed(self) -> bool:
         """Whether nothing was added since the last `close`."""
-        return self._n == len(self._living.slot) and not self._starts and not self._ends.slots
+        started = self._starts or self._started
+        return (
+            self._n == len(self._living.slot) and not started and not (self._ends.slots or self._ends.columns)
+        )
 
     def held(self) -> tuple[Trajectories, dict[str, Column]]:
         """Return the trajectories that continue after `close`, and the columns of the one row that each has."""
@@ -369,15 +357,24 @@ class RolloutBuffer:
         return now
 
     def _split(self) -> TrajectorySplit:
+        self._ends.settle()
         end_slots, end_rows = np.array(self._ends.slots, np.int64), np.array(self._ends.rows, np.int64)
         return split_trajectories(self._columns[_SLOTS][: self._n], end_slots, end_rows, self._ends.withdrawn)
 
     def _trajectories(self) -> Trajectories:
         """Return all trajectories that have rows here, in the order of the split."""
-        if not self._starts:
-            return self._living
-        starts = zip(*self._starts, strict=True)
-        return self._living.and_then(Trajectories.begun(starts, self._columns["actions"]))
+        pieces = list(self._started)
+        if self._starts:
+            pieces.append((None, tuple(zip(*self._starts, strict=True))))
+        parts = []
+        for starts, same in itertools.groupby(pieces, itemgetter(0)):
+            all_columns = [columns for _, columns in same]
+            if starts is None:
+                fields = all_columns
+            else:
+                fields = [starts([np.concatenate(parts) for parts in zip(*all_columns, strict=True)])]
+            parts += [Trajectories.begun(columns, self._columns["actions"]) for columns in fields]
+        return self._living.and_then(parts) if parts else self._living
 
     def _check_answered(self, split: TrajectorySplit, owners: Trajectories) -> None:
         unanswered = ~self._columns[ANSWERED][split.order[split.last]] & ~split.incomplete
@@ -411,19 +408,15 @@ class RolloutBuffer:
         if not absent.all():
             given = split.end_segments[~absent]
             shown = [final for final in finals if final is not None] if absent.any() else finals
-            if self._finals_are_rows:
-                rows, final_masks = self._columns["obs"][shown], None if masks is None else masks[shown]
-            else:
-                rows, final_masks = prepare_finals(shown, owners.take(given))
+            rows, final_masks = prepare_finals(shown, owners.take(given))
             next_obs[given] = rows
             next_mask[given] = True if final_masks is None else final_masks
         # Unique in this buffer and ordered by first row; the sampler numbers the chunks of all buffers.
         unrolls = self._next_unroll_id + split.order[split.starts]
         self._next_unroll_id += self._n
-        # A trajectory may start with a row that is not a step; it has number -1 and is never released.
-        lengths = split.lengths - split.incomplete - (owners.released < 0)
+        lengths = split.lengths - split.incomplete
         return TrajectorySlices(
-            lengths, next_obs, next_mask, missing, np.maximum(owners.released, 0), owners.eps_id,
+            lengths, next_obs, next_mask, missing, owners.released, owners.eps_id,
             owners.agent_index, owners.env_index, unrolls, owners.prev_action, owners.prev_reward, owners.life,
         )  # fmt: skip
 
@@ -443,7 +436,7 @@ class RolloutBuffer:
         mine: Column,
     ) -> SampleBatch:
         """Return the released rows of the trajectories `mine` [S] as a batch."""
-        chosen = split.released() & (sorted_columns["t"] >= 0)
+        chosen = split.released()
         if not mine.all():
             chosen &= np.repeat(mine, split.lengths)
         pieces = np.flatnonzero(mine & (segments.lengths > 0))
@@ -463,7 +456,7 @@ class RolloutBuffer:
         kept = split.order[last]
         living = owners.take(held)
         living.released += split.lengths[held] - 1
-        more = (split.lengths[held] > 1) & (living.released > 0)
+        more = split.lengths[held] > 1
         before = last[more] - 1
         living.prev_action[more] = self._columns["actions"][split.order[before]]
         living.prev_reward[more] = rewards[before]
@@ -478,7 +471,7 @@ class RolloutBuffer:
         self._n = len(rows)
         self.carried = int(answered.sum())
         self._living = living
-        self._starts, self._ends = [], EndedTrajectories()
+        self._starts, self._started, self._ends = [], [], EndedTrajectories()
         self._info_polls = []
 
 
@@ -494,6 +487,7 @@ class EndedTrajectories:
         rows: Rows that had been added at the end.
         env_steps: The sub-environment's env steps at the end, with `set_end_env_t`.
         withdrawn: Indices of the ends that remove the trajectory's last row.
+        columns: Ends that came as columns, and the rows that had been added, until `settle`.
     """
 
     slots: list[int] = field(default_factory=list)
@@ -505,6 +499,19 @@ class EndedTrajectories:
     rows: list[int] = field(default_factory=list)
     env_steps: list[int] = field(default_factory=list)
     withdrawn: set[int] = field(default_factory=set)
+    columns: list[tuple[Ends, int]] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Move what came as columns to the lists; the order of ends on different slots does not count."""
+        for ends, rows in self.columns:
+            self.slots += ends.slots.tolist()
+            self.rewards += ends.rewards.tolist()
+            self.terminated += ends.terminated.tolist()
+            self.truncated += ends.truncated.tolist()
+            self.obs += list(ends.obs)
+            self.infos += ends.infos or [_NO_INFO] * len(ends)
+            self.rows += [rows] * len(ends)
+        self.columns.clear()
 
     def add(self, end: End, rows: int) -> None:
         if end.withdrawn:

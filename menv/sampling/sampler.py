@@ -1,8 +1,7 @@
 """The sampler: collects fragments of experience from any `BaseEnv`.
 
-`Algorithm` calls `Sampler.sample`. The sampler picks the loop: `menv.sampling.rollout_loop` handles every environment,
-`menv.sampling.vector_loop` collects the same batches faster where all sub-environments step together. When a fragment
-is full, the sampler closes the buffers and returns their batches. It knows no losses and no learners.
+`Algorithm` calls `Sampler.sample`, which runs `menv.sampling.rollout_loop` until a fragment is full, closes the buffers
+and returns their batches. It knows no losses and no learners.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from menv.sampling.observation_fn import Fn, ObservationFn
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.rollout_loop import RolloutLoop
 from menv.sampling.trajectories import TrajectoryTable
-from menv.sampling.vector_loop import VectorLoop, vector_loop
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """A counter in a checkpoint; a float64 holds it exactly."""
@@ -76,7 +74,6 @@ class Sampler:
 
     Attributes:
         explore: False acts greedily.
-        use_vector_loop: False always uses the general loop, which records episodes one by one.
         policies: The policy objects by id, for callbacks and `observation_fn`.
         digest: A hash of all rows released so far.
         external_writer: Writes trajectories that external clients collected.
@@ -109,7 +106,7 @@ class Sampler:
         self.worker_index = worker_index
         self.num_workers = num_workers
         self.metrics = metrics or Metrics()
-        self.explore = self.use_vector_loop = True
+        self.explore = True
         self.policies: Mapping[str, Policy] = {}
         self.digest, self.timers = Digest(), Timers()
         self.env_steps = 0
@@ -133,13 +130,9 @@ class Sampler:
         )  # fmt: skip
         self.crashes = CrashRecorder(self, base_env.replayable, self._groups, self._tracker)
         self._callbacks.describe = self.crashes.record
-        # Drives a lockstep environment.
-        self._vector_loop: VectorLoop | None = None
         self._next_unroll_id = 0
         # [E] env steps at the start of an unfinished fragment.
         self._fragment_start: Column | None = None
-        # Env steps of all sub-environments when the vector loop began its fragment.
-        self._vector_start = 0
 
     def sample(self) -> MultiAgentBatch:
         """Return one fragment; it contains only rows whose reward is complete.
@@ -152,13 +145,6 @@ class Sampler:
             EnvCrashError: The environment raised and could not be restarted, or raised again and again.
         """
         self._connect()
-        if not self.polled and not self._watched:
-            only = self.policy_map.only
-            self._vector_loop = vector_loop(
-                self.base_env, self._groups, only, self._table, self._tracker, self.timers
-            )
-        if self._vector_loop is not None:
-            return self._sample_vector_loop(self._vector_loop)
         if self._fragment_start is None:
             self._fragment_start = self._loop.begin(self.polled)
             self.polled = True
@@ -173,40 +159,23 @@ class Sampler:
         return self._close(env_steps)
 
     def _connect(self) -> None:
-        """Follow changed connectors, and leave a vector loop that no longer fits."""
+        """Follow changed connectors."""
         for group in self._groups:
             group.strategy.connect()
-        if self._vector_loop is not None and not self._vector_loop.fits:
-            self._leave_lockstep_loop()
-
-    @property
-    def _watched(self) -> bool:
-        """Whether callbacks or an `observation_fn` need the general loop."""
-        callbacks, transforms = self._callbacks, self._observation_fn is not None
-        return transforms or callbacks.active or callbacks.keeps or not self.use_vector_loop
-
-    def _sample_vector_loop(self, loop: VectorLoop) -> MultiAgentBatch:
-        self.polled = True
-        self._vector_start = int(loop.env_steps.sum())
-        env_steps = loop.sample(self._limit, self.explore)
-        self.agent_steps += env_steps
-        batch = self._close(env_steps)
-        self._vector_start = int(loop.env_steps.sum())
-        loop.fragment_closed(self.metrics)
-        return batch
-
-    def _leave_lockstep_loop(self) -> None:
-        """Use the general loop from now on; the running episodes are truncated."""
-        assert self._vector_loop is not None
-        self._loop.env_steps = self._vector_loop.leave()
-        self._vector_loop, self.polled = None, False
-        if self._whole is not None:
-            self._whole.truncate()
+        callbacks, metrics = self._callbacks, self.metrics
+        watched = (
+            self._observation_fn is not None or callbacks.active or callbacks.keeps or metrics.by_episode
+        )
+        needs_episode = watched or self.policy_map.needs_episode
+        self._tracker.by_columns = not needs_episode and all(
+            group.strategy.by_columns for group in self._groups
+        )
 
     def _close(self, env_steps: int) -> MultiAgentBatch:
         """Close every group's buffer and return the released batches."""
         self.env_steps += env_steps
         self.untrained = []
+        self._tracker.fragment_closes()
         batches: dict[str, SampleBatch] = {}
         excluded: list[SampleBatch] = []
         recorded: list[SampleBatch] = []
@@ -248,12 +217,8 @@ class Sampler:
         self._callbacks.warn()
 
     def change_policies(self, policy_map: PolicyMap, added: Sequence[PolicyGroup] = ()) -> None:
-        """Use another policy map and `added` groups; running episodes keep their policies.
-
-        In a lockstep environment that had a single policy the running episodes are truncated and appear in no mean.
-        """
-        if self._vector_loop is not None and policy_map.only != self.policy_map.only:
-            self._leave_lockstep_loop()
+        """Use another policy map and `added` groups; running episodes keep their policies."""
+        self._tracker.use_objects()
         self._groups.extend(added)
         self._tracker.index_policies()
         self._loop.groups_changed()
@@ -272,15 +237,14 @@ class Sampler:
 
         They are the env steps of the row's sub-environment at the observation and at the next one.
         """
+        self._tracker.use_objects()
         self._callbacks.keep(self._tracker.running.values())
         self.external_writer.adds_env_t = True
 
     @property
     def steps_under_way(self) -> int:
         """Env steps of the unfinished fragment; another thread may ask, and gets a recent number."""
-        loop, start = self._vector_loop, self._fragment_start
-        if loop is not None:
-            return max(0, int(loop.env_steps.sum()) - self._vector_start)
+        start = self._fragment_start
         return 0 if start is None else max(0, int(self._loop.env_steps.sum() - start.sum()))
 
     @property
@@ -298,7 +262,7 @@ class Sampler:
 
     @property
     def running(self) -> Mapping[EnvId, Episode]:
-        """The running episodes by env id; empty in the loop for lockstep environments."""
+        """The running episodes that are objects, by env id; others are `EpisodeArrays`."""
         return self._tracker.running
 
     @property
@@ -329,8 +293,7 @@ class Sampler:
             CallOrderError: A fragment is being sampled.
         """
         # The half-full fragment of an idle external environment is dropped, like its running episodes.
-        waits = self._vector_loop is not None or self.idle
-        if not waits and not all(group.buffer.closed for group in self._groups):
+        if not self.idle and not all(group.buffer.closed for group in self._groups):
             raise CallOrderError(
                 "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
                 "or in on_train_result"
@@ -339,15 +302,11 @@ class Sampler:
 
     def state_midway(self) -> SamplerState:
         """Return the state also in the middle of a fragment."""
-        env = self.base_env
-        counted = env.replayable or self._vector_loop
+        counted = self.base_env.replayable
         steps = self._loop.env_steps if counted is None else counted.env_steps
-        begun, running = self._tracker.begun.copy(), len(self._tracker.running)
-        if self._vector_loop is not None:
-            begun, running = self._vector_loop.count_episodes(begun)
         return SamplerState(
             self.env_steps, self.agent_steps, self._next_unroll_id, self.digest.state(), steps.tolist(),
-            begun.tolist(), running,
+            self._tracker.begun.tolist(), len(self._tracker.running_ids),
         )  # fmt: skip
 
     def resume(self, state: SamplerState) -> None:

@@ -224,10 +224,10 @@ class Trajectories:
         """Return the trajectories selected by a mask or by indices."""
         return Trajectories(*(getattr(self, name)[which] for name in self.__slots__))
 
-    def and_then(self, others: Trajectories) -> Trajectories:
+    def and_then(self, others: Sequence[Trajectories]) -> Trajectories:
         """Return these trajectories and `others`, sorted by slot; the order on a slot is kept."""
-        pairs = [(getattr(self, name), getattr(others, name)) for name in self.__slots__]
-        together = Trajectories(*(np.concatenate(pair) for pair in pairs))
+        parts = [[getattr(one, name) for one in (self, *others)] for name in self.__slots__]
+        together = Trajectories(*map(np.concatenate, parts))
         return together.take(np.argsort(together.slot, kind="stable"))
 
 
@@ -307,6 +307,17 @@ class TrajectoryTable:
         self.used = max(self.used, slot + 1)
         self.groups[slot], self.policies[slot], self.env_indices[slot] = group, policy, env_index
         self.keys[slot] = key
+
+    def assign_all(self, slots: Column, places: Column, env_indices: Column, keys: Keys) -> None:
+        """Begin agent episodes on slots [K]; `places` [K, 2] are the indices of group and policy."""
+        while len(slots) and slots.max() >= len(self._entries):
+            self._grow()
+        self.returns[slots] = 0.0
+        known = (self.keys[slots] == keys) & (self.groups[slots] == places[:, 0])
+        known &= (self.policies[slots] == places[:, 1]) & (self.env_indices[slots] == env_indices)
+        for place in np.flatnonzero(~known).tolist():
+            group, policy = places[place].tolist()
+            self.assign(int(slots[place]), group, policy, int(env_indices[place]), int(keys[place]))
 
     def _grow(self) -> None:
         self._entries.extend([None] * len(self._entries))

@@ -100,7 +100,7 @@ def _engine(engine: EngineName | Engine | None) -> Engine:
 
 def _creator(env: object, make_env: Callable[[int], Any] | None, num_envs: int) -> Callable[[int], Any]:
     name, kind = type(env).__name__, env_kind(env)
-    if kind in ("base_env", "external", "vector", "gym_vector"):
+    if kind in ("base_env", "external", "vector", "gym_vector", "vector_agents"):
         raise ConfigError(
             f"remote_envs: {name} brings its own sub-environments along, expected a gymnasium.Env or a MultiAgentEnv; "
             "leave remote_envs (remote_worker_envs) out"

@@ -13,7 +13,6 @@ from menv import Policy, PolicySpec
 from menv.algorithms import PPO, PPOPolicy
 from menv.sample_batch import SampleBatch
 from tests.contract.scripted import SixDicts
-from tests.inside import sampler
 from tests.worlds import Alone, InStep, Several
 
 NAP = 0.004
@@ -96,12 +95,8 @@ def times_of(algo: PPO) -> dict[str, float]:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("env", [SlowGym, SlowPair, SlowWorlds, slow_answers])
-@pytest.mark.parametrize("use_vector_loop", [True, False])
-def test_steps_that_take_long_are_time_of_the_environment(
-    env: Callable[..., Any], use_vector_loop: bool
-) -> None:
+def test_steps_that_take_long_are_time_of_the_environment(env: Callable[..., Any]) -> None:
     with trained(env) as algo:
-        sampler(algo).use_vector_loop = use_vector_loop
         for _ in range(2):
             perf = times_of(algo)
             slept = NAP * STEPS / (2 if env is SlowWorlds else 1)

@@ -34,7 +34,7 @@ class Arrays(gym.vector.VectorEnv[Any, Any, Any]):
         return np.zeros((3, 2), np.float32), {}
 
 
-def test_a_reward_that_is_no_number_is_named_also_where_whole_frames_are_taken() -> None:
+def test_a_reward_that_is_no_number_is_named_with_its_step() -> None:
     class Spoilt(Arrays):
         def step(self, actions: Any) -> Any:
             self.at += 1
@@ -42,7 +42,7 @@ def test_a_reward_that_is_no_number_is_named_also_where_whole_frames_are_taken()
             return np.zeros((3, 2), np.float32), rewards, np.zeros(3, bool), np.zeros(3, bool), {}
 
     algo = PPO(env=lambda context: Spoilt(), config={"rollout_fragment_length": 8})
-    message = "env 1, env step 4 of the fragment: the reward is nan"
+    message = "env step 4: the reward of env 1 is nan"
     with algo, pytest.raises(ContractError, match=message) as caught:
         algo.sample()
     checked(str(caught.value))

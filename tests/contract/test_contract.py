@@ -261,7 +261,7 @@ def check_view(ready: Ready, view: tuple[Any, ...]) -> None:
     for end in ready.ended:
         assert terminateds[end.env_id][end.agent_id] == end.terminated
         assert truncateds[end.env_id][end.agent_id] == end.truncated
-        assert infos[end.env_id][end.agent_id]["final_obs"] is end.obs
+        np.testing.assert_array_equal(infos[end.env_id][end.agent_id]["final_obs"], end.obs)
 
 
 @every_adapter

@@ -51,21 +51,6 @@ def column(batch: SampleBatch, name: str) -> list[Any]:
     return values
 
 
-def test_a_first_row_that_is_no_step_is_not_released_and_its_action_is_no_previous_one() -> None:
-    play = Play()
-    play.buffer.start_all([[0], [0], [True], [0], [0], [3], [0], ["agent0"]], -1)
-    for _ in range(2):
-        play.rows([0], [0.0])
-        assert play.close() == {}
-    play.rows([0], [1.0])
-    play.end(0, 2.0)
-    batch = play.only()
-    assert column(batch, "obs") == [1, 2]
-    assert column(batch, "t") == [0, 1]
-    assert column(batch, "prev_actions") == [0, 101]
-    assert column(batch, "prev_rewards") == [0, 1]
-
-
 def told(play: Play, slots: list[int], infos: list[dict[str, int]] | None) -> None:
     """Write rows that came in with info dicts."""
     play.rows(slots, [0.0] * len(slots))

@@ -43,6 +43,8 @@ class FirstEpisodes(Metrics):
     `shares` [E] is the rest of each one's share, in episodes or in env steps.
     """
 
+    by_episode = True
+
     def __init__(self, in_episodes: bool, index_of: Callable[[EnvId], int]) -> None:
         """Begin with no shares; `index_of` gives the index of a sub-environment for its id."""
         super().__init__(0)
@@ -288,7 +290,6 @@ class Evaluation:
             settings, base_env, policy_view, [group.clone() for group in policy_view.groups], limit,
             limit.metrics, self._seed, self._callbacks, self._placement,
         )  # fmt: skip
-        sampler.use_vector_loop = False
         if is_new:
             tell_envs_created(
                 lambda: self._sampler or sampler, settings, base_env, self._callbacks, self._placement
