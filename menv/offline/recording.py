@@ -291,7 +291,7 @@ class _Players:
         self._map, self._explore = PolicyMap(list(self._policies), named), explore
         # The running episodes by env index, and how many have begun.
         self._running: dict[int, Episode] = {}
-        self._begun = 0
+        self._begun, self._seed = 0, seed
 
     def end_episodes(self, ready: Ready) -> None:
         """Forget the episodes that ended."""
@@ -301,7 +301,9 @@ class _Players:
     def _policy_of(self, one: OpenTrajectory) -> str:
         if one.policy_id is None:
             if one.env_index not in self._running:
-                self._running[one.env_index] = Episode(self._begun, one.env_index)
+                # The id is what a random mapping draws from.
+                episode_id = rng.key(self._seed, self._begun) >> 5
+                self._running[one.env_index] = Episode(episode_id, one.env_index)
                 self._begun += 1
             episode = self._running[one.env_index]
             episode.length = one.env_t[-1]

@@ -229,7 +229,7 @@ def _output_path(where: str, runs: Sequence[Run], name: str, path: str | os.Path
     """Return `path`, by default `name` in the folder of a single run, or in the working folder."""
     default = runs[0].path / name if len(runs) == 1 else name
     found = path_given(where, default if path is None else path)
-    if found.exists() and not found.is_file():
+    if path is not None and found.exists() and not found.is_file():
         raise ConfigError(f"{where}: {found} is a folder or a device, expected a file; choose another name")
     if not found.absolute().parent.is_dir():
         raise ConfigError(f"{where}: there is no folder {found.parent}, expected one; create it first")

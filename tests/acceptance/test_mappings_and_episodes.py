@@ -88,6 +88,17 @@ def test_record_asks_in_each_episode(tmp_path: Path) -> None:
     check_sides([{str(one.agent_id): str(one.policy_id) for one in game.trajectories} for game in found])
 
 
+def test_a_recording_with_another_seed_draws_other_sides(tmp_path: Path) -> None:
+    sides: list[list[list[str]]] = []
+    with PPO(env=RockPaperScissors, config={**SMALL, "multiagent": MULTIAGENT}) as algo:
+        for seed in (1, 1, 2):
+            path = tmp_path / f"{len(sides)}.parquet"
+            record(algo, RockPaperScissors, path, episodes=20, env_config={"rounds": 2}, seed=seed)
+            games = read_episodes(path)
+            sides.append([[str(one.policy_id) for one in game.trajectories] for game in games])
+    assert sides[0] == sides[1] != sides[2]
+
+
 def test_a_game_asks_in_each_episode(tmp_path: Path) -> None:
     with PPO(env=RockPaperScissors, config={**SMALL, "multiagent": MULTIAGENT}) as algo:
         algo.save(tmp_path / "run")

@@ -300,3 +300,44 @@ def test_the_conservative_term_is_on_where_recordings_are_the_only_experience() 
     assert DQNConfig(input={"sampler": 1.0, "games/*.parquet": 1.0}).conservatism == 0
     assert DQNConfig(input="games/*.parquet").conservatism == 1
     assert DQNConfig(input="games/*.parquet", cql_alpha=0.25).conservatism == 0.25
+
+
+@pytest.mark.slow_unless("True")
+@pytest.mark.parametrize("double_q", [False, True])
+def test_a_choice_that_will_be_illegal_is_worth_nothing_however_much_it_would_pay(double_q: bool) -> None:
+    # In the second state action 1 would pay 10 and is taken in half of the rows, as if by mistake; it is illegal.
+    first, second = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
+    obs, actions = [first, second, second] * 32, [0, 0, 1] * 32
+    rewards, ends = [0.0, 1.0, 10.0] * 32, np.tile([False, True, True], 32)
+    batch = one_step_pieces(obs, actions, rewards, [second] * 96, ends, np.ones((96, 2)))
+
+    class WithMask:
+        def __init__(self, segments: Any) -> None:
+            self.segments, self.next_mask = segments, np.tile([True, False], (96, 1))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.segments, name)
+
+    batch.segments = WithMask(batch.segments)  # type: ignore[assignment]
+    one = learner(lr=1e-2, gamma=0.5, target_network_update_freq=10, double_q=double_q)
+    for number in range(10):
+        one.learn(batch, number)
+    acting = OnnxBackend(StockGraphs(SPEC), SPEC.head, [one.weights()])
+    seen = np.array([first, second], np.float32)
+    q_values = acting.evaluate(0, seen, None, np.zeros(2, np.int64)).dist_inputs
+    assert q_values[1, 1] > 5.0
+    assert q_values[0, 0] == pytest.approx(0.5, abs=0.25)
+
+
+def test_the_target_network_is_copied_after_so_many_rows() -> None:
+    def target(of: DQNLearner) -> Any:
+        return of.state()["target.policy.out.weight"]
+
+    one = learner(target_network_update_freq=32, lr=1e-2)
+    one.has_first_weights = True
+    first = target(one)
+    one.learn(bandit(31), 0)
+    np.testing.assert_array_equal(target(one), first)
+    one.learn(bandit(1), 0)
+    np.testing.assert_array_equal(target(one), one.weights()["policy.out.weight"])
+    assert not np.array_equal(target(one), first)

@@ -118,3 +118,21 @@ def test_a_restored_raffle_draws_as_the_one_that_was_saved() -> None:
             saved.sample(32, rng)
     for name, array in saved.state().items():
         np.testing.assert_array_equal(array, restored.state()[name])
+
+
+@pytest.mark.slow_unless("0.6-*", "3.0-300")
+@pytest.mark.parametrize("count", [1, 7, 300])
+@pytest.mark.parametrize("now", [0.01, 0.6, 1.0, 3.0])
+def test_the_first_batch_after_a_change_follows_the_new_priorities(count: int, now: float) -> None:
+    # At 0.01 hardly a draw counts until all tickets are dealt anew, in the middle of the batch.
+    rng = np.random.default_rng(0)
+    capacity, kept = 400, 20
+    drawn = np.zeros(capacity)
+    for _ in range(9_000 // count):
+        sampler = filled(np.ones(capacity))
+        sampler.update(np.arange(kept, capacity), np.full(capacity - kept, now))
+        drawn += np.bincount(sampler.sample(count, rng)[0], minlength=capacity)
+    share = kept / (kept + (capacity - kept) * now)
+    total = drawn.sum()
+    assert abs(drawn[:kept].sum() - share * total) < 4 * np.sqrt(share * (1 - share) * total)
+    assert abs(drawn[kept : kept + 190].sum() - (1 - share) * total / 2) < 4 * np.sqrt(total) / 2

@@ -293,3 +293,37 @@ def test_every_kind_of_policy_learns_in_one_run() -> None:
         algorithm.evaluate()
     assert set(result["info"]) == {"group", "lstm", "module", "q", "learner"}
     assert all((before[one][name] != after[one][name]).any() for one in before for name in before[one])
+
+
+@pytest.mark.slow_unless("numbers-*lstm': True*", "image-{'fcnet_hiddens': *]}")
+@pytest.mark.parametrize("model", [FLAT, LSTM, {**GRU, "vf_share_layers": True}], ids=str)
+@pytest.mark.parametrize("obs", ["numbers", "image"])
+def test_all_layers_but_the_heads_are_shared_whatever_they_are(model: dict[str, Any], obs: str) -> None:
+    config = {
+        **ON_POLICY,
+        "model": {**model, "shared_layers": "all"},
+        "env_config": {"obs": obs, "mask": True},
+    }
+    with PPO(env=Comings, config={**config, "multiagent": TWO}) as algorithm:
+
+        def check(one: str, other: str) -> None:
+            weights = algorithm.get_weights()
+            different = [
+                name for name, value in weights[one].items() if (value != weights[other][name]).any()
+            ]
+            assert {name.split(".")[1] for name in different} == {"out"}
+
+        first = algorithm.get_weights()["first"]
+        for _ in range(2):
+            algorithm.train()
+        check("first", "others")
+        after = algorithm.get_weights()["first"]
+        assert all((after[name] != first[name]).any() for name in first)
+        algorithm.add_policy(
+            "new", policy_mapping_fn=lambda agent_id: "new" if agent_id == "a1" else "others"
+        )
+        algorithm.remove_policy("first")
+        for _ in range(2):
+            algorithm.train()
+        check("new", "others")
+        algorithm.evaluate()

@@ -243,3 +243,13 @@ def test_what_was_tried_out_is_closed_and_evaluations_have_their_own() -> None:
         assert algo.train()["evaluation"]["episodes_this_iter"] == 10
         assert Closing.open == 2
     assert Closing.open == 0
+
+
+def test_gymnasiums_vectorised_environments_are_evaluated() -> None:
+    config = {"train_batch_size": 64, "evaluation_duration": 5}
+    with PPO(env=lambda context: gym.make_vec("CartPole-v1", 2), config=config) as algo:
+        trained = algo.train()["num_env_steps_sampled"]
+        found = algo.evaluate()["evaluation"]
+        assert found["episodes_this_iter"] == len(found["hist_stats"]["episode_reward"]) == 5
+        again = algo.train()
+        assert again["num_env_steps_sampled"] - again["num_env_steps_sampled_this_iter"] == trained

@@ -118,12 +118,12 @@ def test_a_league_of_callers_keeps_the_spaces_of_those_who_rest(tmp_path: Path) 
 
 def test_a_new_policy_may_be_trained_by_another_algorithm() -> None:
     with PPO(league()) as algo:
-        trained_by: Any = {"algorithm": "DQN"}
-        algo.add_policy("car_q", **trained_by, policy_mapping_fn=Cars("car_q"))
+        trained_by = PolicySpec(algorithm="DQN")
+        algo.add_policy("car_q", trained_by, policy_mapping_fn=Cars("car_q"))
         assert "epsilon" in algo.get_weights("car_q")["car_q"]
         algo.train()
         with pytest.raises(ConfigError, match="light_q"):
-            algo.add_policy("light_q", **trained_by, policy_mapping_fn=Cars("car", "light_q"))
+            algo.add_policy("light_q", trained_by, policy_mapping_fn=Cars("car", "light_q"))
         algo.train()
 
 

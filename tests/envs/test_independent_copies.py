@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -208,3 +209,11 @@ def test_render_shows_the_copy_of_agent_0() -> None:
     env.reset(seed=0)
     assert env.render().shape == (400, 600, 3)
     env.close()
+
+
+def test_copies_are_closed_past_one_that_raises() -> None:
+    env = copies(3)
+    env.envs[0].close = partial(open, "no such file")
+    with pytest.raises(FileNotFoundError):
+        env.close()
+    assert [copy.closed for copy in env.envs[1:]] == [True, True]

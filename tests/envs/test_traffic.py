@@ -314,3 +314,13 @@ def test_a_light_turns_after_three_steps_of_amber_and_hears_nothing_meanwhile() 
         light.advance(wish)
         states.append((light.green, light.amber, light.age))
     assert states == [(0, 0, 1), (0, 3, 2), (0, 2, 3), (0, 1, 4), (1, 0, 0), (1, 3, 1)]
+
+
+def test_a_reset_without_seed_goes_on_with_the_random_numbers() -> None:
+    env = MultiAgentTrafficEnv(num_cars=4)
+    start, _ = env.reset(seed=1)
+    follow, _ = env.reset()
+    env.reset(seed=1)
+    again, _ = env.reset()
+    assert any(not np.array_equal(start[agent], follow[agent]) for agent in start)
+    assert all(np.array_equal(follow[agent], again[agent]) for agent in follow)
