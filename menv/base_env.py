@@ -216,16 +216,22 @@ class Columns(Sequence[Any]):
         return int(self._ends[-1])
 
     def __getitem__(self, row: Any) -> Any:
+        """Return one observation, or the rows that indices select, in increasing order."""
+        if isinstance(row, np.ndarray):
+            return Columns(self._pieces(row))
         row = range(len(self))[row]
         which = int(np.searchsorted(self._ends, row, side="right"))
         return self._parts[which][row - int(self._ends[which])]
 
     def at(self, rows: IntArray) -> Any:
         """Return rows of the same shape, in increasing order, as one array or as `NestedRows`."""
+        return join_rows(self._pieces(rows))
+
+    def _pieces(self, rows: IntArray) -> list[Any]:
         cuts = np.searchsorted(rows, self._ends[:-1])
         begins = self._ends - [len(part) for part in self._parts]
         pieces = zip(self._parts, np.split(rows, cuts), begins, strict=True)
-        return join_rows([part[mine - begin] for part, mine, begin in pieces if len(mine)])
+        return [part[mine - begin] for part, mine, begin in pieces if len(mine)]
 
 
 class NestedRows(Sequence[Any]):

@@ -279,7 +279,7 @@ class LockstepEnvs(Adapter):
         """Count a step and report its ends; then set its rows, or pause."""
         self._count(step)
         if step.done is not None:
-            self._end(np.flatnonzero(step.done), step)
+            self._end(step.done.nonzero()[0], step)
             if self.pauses_at_ends:
                 self._paused_step = step
                 return
@@ -306,14 +306,14 @@ class LockstepEnvs(Adapter):
             if step.finals is None:
                 absent = step.done
             else:
-                begun = np.flatnonzero(step.done)
+                begun = step.done.nonzero()[0]
                 rewards = np.array(rewards)
                 rewards[begun] = 0.0
         if begun is not None:
             self._begin(begun)
         self._slots, self._rewards, self._obs, self._infos = self._all_slots, rewards, step.obs, step.infos
         if absent is not None:
-            present = self._slots = np.flatnonzero(~absent)
+            present = self._slots = (~absent).nonzero()[0]
             self._rewards, self._obs = rewards[present], _rows_at(step.obs, present)
             self._infos = _rows_at(step.infos, present) if step.infos else ()
         self._delivered = False

@@ -239,24 +239,7 @@ class VectorAgentEnvs(Adapter):
                 f"{self._agents[agent]!r} is neither terminated nor truncated; set one of its flags", "ME099"
             )  # fmt: skip
         slots = np.flatnonzero(ended)
-        agents, envs = np.divmod(slots, self.num_envs)
-        finals = _at(now, slots)
-        if over is not None:
-            finals = (
-                [
-                    old if over[index] else new
-                    for old, new, index in zip(_at(last, slots), finals, envs.tolist(), strict=True)
-                ]
-                if not over[envs].all()
-                else _at(last, slots)
-            )
-        ends: Any = ()
-        if len(slots):
-            flags = (
-                terminated.reshape(-1)[slots],
-                truncated.reshape(-1)[slots] & ~terminated.reshape(-1)[slots],
-            )
-            ends = Ends(slots, envs, agents, self._held.reshape(-1)[slots], *flags, finals, self._agents)
+        ends = self._ends_at(slots, terminated, truncated, over, now, last) if len(slots) else ()
         self._held[ended] = 0.0
         self._alive &= ~ended
         # What dead agents were paid, and agents that never acted before the end, belongs to no action.
@@ -276,6 +259,22 @@ class VectorAgentEnvs(Adapter):
         self._began[which] = self.env_steps[which]
         return ends, EpisodeEnds(which, ~cut, cut, lengths, len(unclaimed)), unclaimed
 
+    def _ends_at(
+        self, slots: IntArray, terminated: Flags, truncated: Flags, over: Flags | None, now: Any, last: Any
+    ) -> Ends:
+        agents, envs = np.divmod(slots, self.num_envs)
+        finals = now[slots]
+        if over is not None:
+            from_last = over[envs].tolist()
+            finals = last[slots] if all(from_last) else [
+                old if is_last else new
+                for old, new, is_last in zip(last[slots], finals, from_last, strict=True)
+            ]  # fmt: skip
+        was_terminated = terminated.reshape(-1)[slots]
+        was_truncated = truncated.reshape(-1)[slots] & ~was_terminated
+        rewards = self._held.reshape(-1)[slots]
+        return Ends(slots, envs, agents, rewards, was_terminated, was_truncated, finals, self._agents)
+
     def _set_ready(self, acting: Flags, events: Events) -> None:
         """Set the rows of the agents that act."""
         ended, episodes, unclaimed = events
@@ -290,7 +289,7 @@ class VectorAgentEnvs(Adapter):
             self._seen |= new
         rewards = self._held.reshape(-1)[slots]
         self._held.reshape(-1)[slots] = 0.0
-        obs = self._obs if slots is self._all_slots else _at(self._obs, slots)
+        obs = self._obs if slots is self._all_slots else self._obs[slots]
         self._ready = Ready(
             slots, obs, rewards, self.env_steps, joined, ended, episodes, unclaimed, seats=self._seats
         )
@@ -492,11 +491,6 @@ def _form(part: Any) -> Any:
     if isinstance(part, NestedRows):
         return tuple((name, _form(inner)) for name, inner in part.parts.items())
     return part.shape
-
-
-def _at(rows: Any, slots: IntArray) -> Any:
-    """Return copies of some rows, in increasing order."""
-    return rows.at(slots) if isinstance(rows, Columns) else rows[slots]
 
 
 def _flags_of(flags: Any, count: int, where: str) -> Flags | None:

@@ -1,26 +1,27 @@
-"""`VmasEnv`: a VMAS simulator, which steps many worlds as tensors, as a `BaseEnv`.
+"""`VmasEnv`: a VMAS simulator, which steps many worlds as tensors, as a `VectorMultiAgentEnv`.
 
-Its tensors become the columns of a `Ready`: a step creates no Python object for each world. It does not import torch.
+It does not import torch.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import AgentId, BaseEnv, Columns, End, EnvId, EpisodeEnd, Join, Ready
-from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.base_env import AgentId
+from menv.errors import ConfigError
+from menv.vector_multi_agent_env import VectorMultiAgentEnv
 from menv.wrappers.legacy_gym import to_gymnasium
 
 Array = npt.NDArray[Any]
 
 
-class VmasEnv(BaseEnv):
+class VmasEnv(VectorMultiAgentEnv):
     """All worlds of a VMAS environment, stepped together.
 
         register_env("balance", lambda context: VmasEnv("balance", num_envs=256, max_steps=100))
@@ -36,8 +37,8 @@ class VmasEnv(BaseEnv):
 
     Args:
         env: The name of a scenario, a scenario object, or a `vmas.simulator.environment.Environment`.
-        seed: Seeds the worlds. None samples a seed from Python's `random`, so that workers differ and a run with the
-            setting `seed` is reproducible.
+        seed: Seeds the worlds. None takes the seed of the first reset, which a run derives from its setting `seed`, or
+            samples one from Python's `random`.
         settings: Arguments of `vmas.make_env` where `env` is a scenario, such as `num_envs` and `max_steps`. Actions
             are clamped to their range unless you pass `clamp_actions=False`.
 
@@ -49,122 +50,69 @@ class VmasEnv(BaseEnv):
         infos: The infos of the last step, a dict of tensors [worlds, ...] for each agent.
     """
 
-    returns_table = lockstep = True
+    _is_begun = False
 
     def __init__(self, env: Any, *, seed: int | None = None, **settings: Any) -> None:
         self.env = _make(env, settings)
         self.env.terminated_truncated = True
         self.num_envs = int(self.env.num_envs)
         self.possible_agents = [agent.name for agent in self.env.agents]
-        self.observation_space = self._by_agent("observation_space", _flat)
-        self.action_space = self._by_agent("action_space", lambda space: space)
+        self.observation_spaces = self._by_agent("observation_space", _flat)
+        self.action_spaces = self._by_agent("action_space", lambda space: space)
         self.infos: Any = None
-        self._seed = random.getrandbits(31) if seed is None else seed
+        self._seed = seed
         self._random = list(self.env.vmas_random_state)
-        # Rows: the first agent in all worlds, then the second one.
-        self._slots = np.arange(len(self.possible_agents) * self.num_envs)
-        self._env_steps = np.zeros(self.num_envs, np.int64)
-        self._began = np.zeros(self.num_envs, np.int64)
-        # The worlds' next table: None before the first step and while it waits for actions.
-        self._ready: Ready | None = None
-        self._started = False
 
-    def poll(self, timeout: float | None = None) -> Ready:
-        """Return the rows of all agents in all worlds."""
-        if not self._started:
-            self._started = True
-            obs = _columns(self._call("reset", seed=self._seed))
-            self._ready = self._table(obs, joined=self._joined(range(self.num_envs)))
-        ready, self._ready = self._ready, None
-        return ready or Ready(self._slots[:0], [], np.zeros(0), self._env_steps)
+    def reset(self, *, seed: int | None = None) -> tuple[Any, Mapping[str, Any]]:
+        if not self._is_begun:
+            seed = self._seed if self._seed is not None else random.getrandbits(31) if seed is None else seed
+        self._is_begun = True
+        return self._columns(self._call("reset", seed=seed)), {}
 
-    def send_actions(self, slots: Any, actions: Any = None) -> None:
-        """Step all worlds with an action of each row.
-
-        Raises:
-            CallOrderError: No agent waits.
-            ContractError: An action is missing.
-        """
-        if not self._started or self._ready is not None:
-            raise CallOrderError("VmasEnv.send_actions: no agent waits, expected poll first; call poll")
-        if len(slots) != len(self._slots):
-            raise ContractError(
-                f"VmasEnv.send_actions: {len(slots)} actions, expected {len(self._slots)}, one for each row, because "
-                "all worlds step together; answer all rows of the last poll"
-            )
-        if not np.array_equal(slots, self._slots):
-            places = np.argsort(slots)
-            actions = actions[places] if isinstance(actions, np.ndarray) else [actions[at] for at in places]
-        worlds = self.num_envs
-        parts = [actions[first : first + worlds] for first in range(0, len(slots), worlds)]
-        self._set_step(
-            *self._call("step", [np.asarray(part, np.float32).reshape(worlds, -1) for part in parts])
-        )
-
-    def get_agent_ids(self) -> set[AgentId]:
-        return set(self.possible_agents)
-
-    def try_render(self, env_id: EnvId | None = None) -> Any:
-        """Return a picture of one world, the first by default."""
-        return self.env.render(mode="rgb_array", env_index=env_id or 0)
-
-    def _set_step(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> None:
-        self.infos = infos
-        self._env_steps = self._env_steps + 1
-        columns, rewards = _columns(obs), np.concatenate(list(map(_array, _listed(rewards))))
-        over, cut = _array(terminated), _array(truncated)
-        done = np.flatnonzero(over | cut)
-        if not len(done):
-            self._ready = self._table(columns, rewards)
-            return
-        lengths = self._env_steps - self._began
-        flags = [(world, bool(over[world]), not over[world]) for world in done.tolist()]
-        ended = [
-            End(slot, world, agent, float(rewards[slot]), terminated, truncated, column[world].copy(), {})
-            for place, (agent, column) in enumerate(zip(self.possible_agents, columns, strict=True))
-            for world, terminated, truncated in flags
-            for slot in [place * self.num_envs + world]
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
+        told = [
+            np.asarray(actions[agent], np.float32).reshape(self.num_envs, -1)
+            for agent in self.possible_agents
         ]
-        episodes = [EpisodeEnd(*flag, int(lengths[flag[0]]), flag[0]) for flag in flags]
-        self._began[done] = self._env_steps[done]
-        columns = self._reset(columns, done)
-        rewards = np.where(np.isin(self._slots % self.num_envs, done), 0.0, rewards)
-        self._ready = self._table(columns, rewards, self._joined(done.tolist()), ended, episodes)
+        obs, rewards, over, cut, self.infos = self._call("step", told)
+        columns, over, cut = self._columns(obs), _array(over), _array(cut)
+        paid = dict(zip(self.possible_agents, map(_array, _listed(rewards)), strict=True))
+        done = over | cut
+        infos: dict[str, Any] = {}
+        if done.any():
+            infos = {"final_obs": columns, "_final_obs": done}
+            columns = self._reset_done(columns, np.flatnonzero(done))
+        of_all = dict.fromkeys
+        return columns, paid, of_all(columns, over), of_all(columns, cut & ~over), infos
 
-    def _reset(self, columns: list[Array], done: Array) -> list[Array]:
+    def render(self, index: int = 0) -> Any:
+        """Return a picture of one world."""
+        return self.env.render(mode="rgb_array", env_index=index)
+
+    def _reset_done(self, columns: dict[AgentId, Array], done: Array) -> dict[AgentId, Array]:
         if len(done) == self.num_envs:
-            return _columns(self._call("reset"))
+            return self._columns(self._call("reset"))
         for world in done.tolist():
             self._call("reset_at", world, return_observations=False)
         (obs,) = self._call(
             "get_from_scenario", get_observations=True, get_rewards=False, get_infos=False, get_dones=False
         )
-        columns = [column.copy() for column in columns]
-        for column, fresh in zip(columns, _columns(obs), strict=True):
-            column[done] = fresh[done]
+        fresh = self._columns(obs)
+        columns = {agent: column.copy() for agent, column in columns.items()}
+        for agent, column in columns.items():
+            column[done] = fresh[agent][done]
         return columns
 
-    def _table(
-        self, columns: list[Array], rewards: Array | None = None, joined: Any = (), *ends: Any
-    ) -> Ready:
-        rewards = np.zeros(len(self._slots)) if rewards is None else rewards
-        same_shape = len({column.shape[1:] for column in columns}) == 1
-        obs = np.concatenate(columns) if same_shape else Columns(columns)
-        return Ready(self._slots, obs, rewards, self._env_steps, joined, *ends)
+    def _columns(self, obs: object) -> dict[AgentId, Array]:
+        """Return the observations [W, ...] of each agent."""
+        return dict(zip(self.possible_agents, map(_column, _listed(obs)), strict=True))
 
-    def _joined(self, worlds: Sequence[int]) -> list[Join]:
-        return [
-            Join(place * self.num_envs + world, world, agent, world)
-            for place, agent in enumerate(self.possible_agents)
-            for world in worlds
-        ]
-
-    def _by_agent(self, name: str, of_one: Any) -> gym.spaces.Dict:
+    def _by_agent(self, name: str, of_one: Any) -> dict[AgentId, gym.Space[Any]]:
         spaces = getattr(self.env, name).spaces
         # A Dict of the old gym sorts its keys.
         keys = self.possible_agents if isinstance(spaces, Mapping) else range(len(spaces))
         each = [of_one(to_gymnasium(spaces[key], f"{name} of {key!r}")) for key in keys]
-        return gym.spaces.Dict(list(zip(self.possible_agents, each, strict=True)))
+        return dict(zip(self.possible_agents, each, strict=True))
 
     def _call(self, method: str, *args: Any, **settings: Any) -> Any:
         """Call a method of VMAS in this environment's own random state."""
@@ -196,10 +144,6 @@ def _flat(space: gym.Space[Any]) -> gym.Space[Any]:
         return space
     size = sum(gym.spaces.flatdim(part) for part in space.spaces.values())
     return gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
-
-
-def _columns(obs: object) -> list[Array]:
-    return [_column(one) for one in _listed(obs)]
 
 
 def _column(obs: object) -> Array:
