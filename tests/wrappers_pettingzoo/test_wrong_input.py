@@ -33,7 +33,7 @@ def line(error: pytest.ExceptionInfo[MenvError]) -> str:
 
 @pytest.mark.parametrize("given", [
     small_games, Turns, Together, RockPaperScissors(), "tictactoe_v3", lambda: None,
-], ids=str)  # fmt: skip
+], ids=lambda given: getattr(given, "__name__", type(given).__name__))  # fmt: skip
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_what_cannot_be_wrapped_is_refused(wrapper: Any, given: Any) -> None:
     with pytest.raises(ConfigError, match=wrapper.__name__) as error:
