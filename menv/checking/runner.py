@@ -278,7 +278,8 @@ class Runner:
         shown.update({(end.env_id, end.agent_id, "final"): end.obs for end in ready.ended})
         outcome = (
             list(ready.rewards),
-            [(end[1:3], end.reward, end.terminated, end.truncated) for end in ready.ended],
+            # The order of ends depends on earlier episodes.
+            sorted(((end[1:3], end.reward, end.terminated, end.truncated) for end in ready.ended), key=str),
         )
         alone = self._kind in ("single_agent", "multi_agent")
         return RunnerStep(waiting, shown, outcome, alone and bool(over))

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 
-from menv import ContractError
+from menv import ContractError, MultiAgentEnv
 from menv.adapters.convert import to_local_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL, BaseEnv
@@ -152,6 +152,31 @@ class RareChance(LateChance):
     """Draws at its second env step whether one of twenty episodes is another one."""
 
     begins, chance = 2, 0.05
+
+
+class DrawsWhoBegins(MultiAgentEnv):
+    """Two agents have a turn each; the first one is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.observation_space = self.action_space = gym.spaces.Discrete(2)
+        self.rng = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.order = list(self.rng.permutation(["a", "b"]))
+        return {str(self.order[0]): 0}, {}
+
+    def step(self, action_dict: Any) -> Any:
+        over = set(action_dict) == {str(self.order[1])}
+        obs = dict.fromkeys("ab", 1) if over else {str(self.order[1]): 0}
+        return obs, {"a": 1.0, "b": -1.0} if over else {}, {ALL: over}, {ALL: False}, {}
+
+
+def test_the_order_in_which_agents_appear_may_be_drawn() -> None:
+    assert [check_env(DrawsWhoBegins, seed=seed) for seed in range(8)] == [[]] * 8
 
 
 @pytest.mark.slow_unless("0-LateChance", "3-RareChance")
