@@ -61,6 +61,9 @@ _TABLE: dict[str, dict[str, str]] = {
         "shuffle_sequences simple_optimizer synchronize_filters v_max v_min": "leave it out",
     },
     "setting": {
+        "checkpointing": "give save_every to learn(), or keep_last to save()",
+        "experimental python_environment": "leave it out",
+        "learners": "call resources(num_gpus=...), and training(...) for what learns",
         "before_learn_on_batch": "write on_learn_on_batch in callbacks",
         "buffer_size": 'write replay_buffer_config={"capacity": ...}',
         "custom_eval_function": "call algo.evaluate() yourself",
@@ -120,6 +123,19 @@ def hinted(advise: Callable[[Any, str], str | None]) -> Callable[[Any, str], Any
     return missing
 
 
+class OldAttribute:
+    """An attribute of RLlib that a class lacks: reading it says what to write, and a subclass may set it."""
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}; {self._advice}")
+
+
 def warn_of_uncalled(where: str, owner: str, user_class: type) -> None:
     """Warn of methods of a user's class that RLlib calls and menv does not."""
     for name, advice in HINTS[f"uncalled method of {owner}"].items():
@@ -133,6 +149,13 @@ class Result(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         advice = hint("result", key)
         raise KeyError(f"{key}: {advice}" if advice else key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, or `default`; a key of RLlib's warns and says which key to read."""
+        # Results without an evaluation are menv's own.
+        if key not in self and key != "evaluation" and (advice := hint("result", key)) is not None:
+            warnings.warn(f"result.get({key!r}): results have no such key; {advice}", stacklevel=2)
+        return super().get(key, default)
 
     def __repr__(self) -> str:
         own = self.get("evaluation", {}) if len(self) == 1 else self

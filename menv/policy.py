@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from menv import rng
 from menv.errors import ConfigError, ContractError
+from menv.migration_hints import OldAttribute
 from menv.plain_files import folder_given
 from menv.policy_spec import SpecConfig
 from menv.spaces import flags_of, flat_mask, has_order
@@ -83,6 +84,10 @@ class Policy:
     algorithm: ClassVar[str | None] = None
     """Name of the algorithm that trains policies of this class, which have its network; None if they answer by
     themselves."""
+
+    view_requirements = OldAttribute(
+        "write menv.connectors.ViewRequirementAgentConnector into agent_connectors of the config"
+    )
 
     def __init__(
         self,

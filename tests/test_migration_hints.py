@@ -10,8 +10,10 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 
@@ -144,3 +146,69 @@ def test_imports_at_the_paths_of_rllib_work(statement: str) -> None:
 def test_imports_of_what_is_not_there_say_what_to_write(statement: str, advice: str) -> None:
     with pytest.raises((ImportError, AttributeError), match=advice):
         exec(statement, {})
+
+
+def test_getting_a_key_of_the_new_api_from_a_result_warns_and_gives_the_default() -> None:
+    result = menv.migration_hints.Result(episode_reward_mean=2.5)
+    with pytest.warns(
+        UserWarning, match="'env_runners'.*episode_reward_mean and policy_reward_mean are keys"
+    ):
+        assert result.get("env_runners", {}) == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert result.get("episode_reward_mean") == 2.5
+        # An iteration without an evaluation, and a key that no library has.
+        assert result.get("evaluation") is None
+        assert result.get("hits", 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("num_env_runners", "num_workers"), ("minibatch_size", "sgd_minibatch_size"), ("lambda", "lambda_")],
+)
+def test_assigning_to_a_setting_names_a_replacement_that_works(name: str, here: str) -> None:
+    config = PPOConfig()
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match=rf"call dataclasses.replace\(config, {here}=...\)"
+    ):
+        setattr(config, name, 1)
+    changes: dict[str, Any] = {here: 1}
+    assert getattr(dataclasses.replace(config, **changes), here) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("horizon", "menv.wrappers.TimeLimit"), ("policies", "multiagent"), ("framework", "leave it out")],
+)
+def test_assigning_to_a_setting_that_is_not_there_says_what_to_do(name: str, advice: str) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError, match=advice):
+        setattr(PPOConfig(), name, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "advice"),
+    [
+        ("learners", "num_gpus"),
+        ("checkpointing", "save_every"),
+        ("experimental", "out"),
+        ("python_environment", "out"),
+    ],
+)
+def test_methods_of_the_newest_configs_say_what_to_call(method: str, advice: str) -> None:
+    with pytest.raises(AttributeError, match=advice):
+        getattr(PPOConfig(), method)
+
+
+def test_a_policy_says_where_view_requirements_are_and_a_subclass_may_have_some() -> None:
+    space = gym.spaces.Discrete(2)
+
+    class Own(menv.Policy):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.view_requirements = {"obs": None}
+
+    policy = menv.Policy(space, space)
+    assert not hasattr(policy, "view_requirements")
+    with pytest.raises(AttributeError, match="ViewRequirementAgentConnector"):
+        policy.view_requirements  # noqa: B018
+    assert Own(space, space).view_requirements == {"obs": None}

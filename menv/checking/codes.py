@@ -98,6 +98,8 @@ CODES: Final[Mapping[str, Code]] = {
                   "share it"),
     "ME062": Code("error", "sub-environments share their episodes", "make the generator from reset's seed, not "
                   "from a constant"),
+    "ME076": Code("error", "sub-environments influence each other", "keep state on the instance, not on the class or "
+                  "the module"),
     "ME077": Code("error", "the creator returns one object twice", "create the environment inside the creator"),
     "ME080": Code("error", "close raises", "let close free what there is and nothing else"),
     "ME090": Code("error", "step raised", "fix the environment; its own message is above. If it refuses an action that "

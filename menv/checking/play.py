@@ -13,7 +13,7 @@ import numpy as np
 from menv.adapters.validation import MAX_EMPTY_STEPS
 from menv.checking.codes import Broken, FindingCollector
 from menv.checking.runner import Key, Runner, RunnerStep
-from menv.checking.values import same, sample_action, usable_mask
+from menv.checking.values import kept_generators, same, sample_action, usable_mask
 from menv.errors import ConfigError
 from menv.spaces import values_in
 
@@ -192,6 +192,7 @@ class SeedProbe:
             # The other checks compare with episodes that repeat.
             return
         else:
+            self._check_neighbours()
             self._check_rows(first)
 
     def _again(self) -> Actor:
@@ -260,6 +261,27 @@ class SeedProbe:
             if not same(shown[-1], [_part(entry, other) for entry in entries]):
                 return False
         return _COMMON * sum(not same(shown[0], episode) for episode in shown[1:]) > len(shown)
+
+    def _check_neighbours(self) -> None:
+        """Report a copy that plays differently while another one is played."""
+        if len(self._copies) < 2:
+            return
+        one, other = self._copies
+        mine: Play = []
+        neighbour = play_episodes(
+            other, Actor(self._seed + 1, self._action_fn), self._seed + _OTHER_SEED, self._length
+        )
+        for entry in play_episodes(one, self._again(), self._seed, self._length):
+            mine.append(entry)
+            # Copies that draw from the generators of the process influence each other by them alone (ME061).
+            with kept_generators():
+                next(neighbour, None)
+        found = first_difference(self._first, mine)
+        if found is not None:
+            step, what = found
+            self._collector.add(
+                "ME076", f"an episode played while another copy runs, with the same seed: {what}", step
+            )
 
 
 def _part(entry: RunnerStep, env_id: object) -> Any:

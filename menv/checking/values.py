@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -278,3 +279,14 @@ def used_since(before: tuple[Any, Any]) -> str | None:
         name for name, one, other in zip(("numpy.random", "random"), before, now, strict=True) if one != other
     ]
     return " and ".join(names) or None
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Restore the states of `numpy.random` and `random` at the end of the context."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)

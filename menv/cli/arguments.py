@@ -106,7 +106,9 @@ def with_objects(value: Any) -> Any:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        settings = json.loads(text)
+        settings = _json(text)
+    except ConfigError:
+        raise
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{text!r:.{_MOST_QUOTED}} is no JSON ({error}), expected an object with keys in double quotes"
@@ -116,6 +118,19 @@ def _json_object(text: str) -> dict[str, Any]:
             f"{text!r:.{_MOST_QUOTED}} is no JSON object, expected one with keys in double quotes"
         )
     return _not_deep(settings)
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_each_once)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ConfigError(f"the key {twice!r:.60} is given twice in one object; delete one")
+    return found
 
 
 def _not_deep(settings: dict[str, Any]) -> dict[str, Any]:
@@ -143,10 +158,14 @@ def _file(path: Path) -> dict[str, Any]:
 
 def _one(key: str, text: str) -> dict[str, Any]:
     value: Any = text
-    for read in (ast.literal_eval, json.loads):
+    for read in (ast.literal_eval, _json):
         # The last successful reader counts: only JSON reads `Infinity`, only Python reads `False`.
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        try:
             value = read(text)
+        except ConfigError:
+            raise
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            pass
     return {key: value}
 
 

@@ -234,3 +234,23 @@ def test_a_recording_may_have_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"games-\xff.parquet")
     record(lambda obs: 0, "CartPole-v1", path, episodes=2)
     assert len(list(read_episodes(path))) == 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        '{"lr": 0.1, "lr": 0.2}',
+        '{"model": {"use_lstm": true, "use_lstm": false}}',
+        "file",
+        'model={"x": 1, "x": 2}',
+    ],
+)
+def test_a_setting_that_is_given_twice_is_refused(
+    given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if given == "file":
+        (tmp_path / "settings.json").write_text('{"lr": 0.1, "lr": 0.2}')
+        given = str(tmp_path / "settings.json")
+    with pytest.raises(SystemExit):
+        main(["train", "CartPole-v1", "--no-save", "--config", given])
+    assert "is given twice in one object" in capsys.readouterr().err

@@ -414,3 +414,31 @@ def test_an_environment_on_the_base_class_of_rllib_gets_the_advice_of_training()
     (found,) = check_env(type("Market", (base,), {}))
     assert found.severity == "error"
     assert "menv.wrappers.LegacyGym" in found.fix
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_copies_that_share_an_object_are_found_also_where_they_use_the_generators_of_the_process(
+    shared: bool,
+) -> None:
+    positions: dict[str, int] = {}
+
+    class Train(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Discrete(1000)
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self, context: Any = None) -> None:
+            self.positions = positions if shared else {}
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if seed is not None:
+                np.random.seed(seed)
+            self.positions["train"] = int(np.random.randint(100))
+            return self.positions["train"], {}
+
+        def step(self, action: Any) -> Any:
+            self.positions["train"] += 1 + int(np.random.randint(3))
+            return self.positions["train"], 0.0, self.positions["train"] > 200, False, {}
+
+    found = codes(Train)
+    assert "ME061" in found
+    assert ("ME076" in found) == shared

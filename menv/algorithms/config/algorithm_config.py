@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -22,6 +22,7 @@ from menv.algorithms.config.setting import (
 )
 from menv.algorithms.networks.stock_spec import MOST_SIZE, Cell, ConvFilter, read_filters
 from menv.errors import ConfigError
+from menv.migration_hints import hinted
 from menv.policy_map import MappingSetting
 
 
@@ -197,6 +198,9 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     A config is also read like a classic nested dict: `config["model"]["use_lstm"]`; `copy()` returns such a dict, which
     you may change and pass to an algorithm.
     """
+
+    if not TYPE_CHECKING:
+        __getattr__ = hinted(lambda config, key: setting_hint(key, table(type(config))))
 
     env: Any = None
     """A registered name, a class, a function of the `EnvContext`, a gymnasium id, or "package.module:Class"."""

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, FrozenInstanceError, field, fields
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -323,7 +323,19 @@ def by_name(config_class: type[S]) -> type[S]:
         build(self, **known_values(config_class, given, where, python_names=True))
 
     type.__setattr__(config_class, "__init__", init)
+    type.__setattr__(config_class, "__setattr__", _stay)
     return config_class
+
+
+def _stay(self: object, name: str, value: object) -> None:
+    known = table(type(self))
+    here = name if name in known else renamed(name, known)
+    advice = f"call dataclasses.replace(config, {here or 'name'}=...), which returns a changed copy"
+    if here is None:
+        advice = setting_hint(name, known) or hint("ignored setting", name) or advice
+    raise FrozenInstanceError(
+        f"{type(self).__name__}: {name} is assigned to, and settings never change; {advice}"
+    )
 
 
 def _plain(value: Any) -> Any:
