@@ -55,8 +55,8 @@ def check_packages(who: str, *packages: str) -> None:
     if missing:
         one = len(missing) == 1
         raise MissingExtraError(
-            f"{who}: the package{'' if one else 's'} {' and '.join(missing)} {'is' if one else 'are'} not installed, "
-            f"expected {'it' if one else 'them'}; run: pip install 'menv-rl[train]'"
+            f"{who}: the package{'' if one else 's'} {' and '.join(missing)} {'is' if one else 'are'} not installed; "
+            "run: pip install 'menv-rl[train]'"
         )
 
 

@@ -18,7 +18,7 @@ from tests.engines.test_engines import asked, started
 
 WAYS = {
     "killed": "SIGKILL",
-    "exit": "exit code 3, as os._exit(3) in an environment does,",
+    "exit": "exit code 3, as os._exit(3) in an environment does",
     "sys.exit": "exit code 4, as",
     "crash": "SIGSEGV",
 }

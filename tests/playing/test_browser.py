@@ -308,7 +308,7 @@ def test_ports_are_checked(port: str, capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as ended:
         main(["play", "run", "--browser", f"--port={port}"])
     assert ended.value.code == 2
-    assert "expected a port from 0 to 65535" in capsys.readouterr().err
+    assert "--port: " in capsys.readouterr().err
 
 
 def test_the_example_serves_a_run_that_was_trained_before(runs: Mapping[Any, Path]) -> None:

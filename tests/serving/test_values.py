@@ -433,7 +433,7 @@ def test_no_sample_is_asked_for_that_is_too_large() -> None:
     size = len(json.dumps({"type": "EPISODES", "episodes": [as_floats(told)]}))
     assert limits.max_body / 2 < size <= limits.max_body
     pixels = InputContext(observation_space=S.Box(0, 255, (84, 84, 4), np.uint8), action_space=S.Discrete(4))
-    assert _max_env_steps(pixels, {}, Limits()) == 19
+    assert _max_env_steps(pixels, {}, Limits()) == 4
     assert _max_env_steps(pixels, {}, Limits(max_body=1000)) == 1
     settings = {"limits": limits}
     with (
