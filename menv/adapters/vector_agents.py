@@ -175,7 +175,14 @@ class VectorAgentEnvs(Adapter):
     def _start(self, seed: int | None) -> None:
         """Reset all worlds; episodes that run end as truncated."""
         events: Events = ((), (), ())
-        if self._started and self._ready is None:
+        if self._ready is not None:
+            if (self.env_steps > self._began).any():
+                raise CallOrderError(
+                    f"{self._name}: the rows of the last step were not read; call poll first"
+                )
+            # Nothing has happened since the last reset but what it ended.
+            events = self._ready.ended, self._ready.episodes, self._ready.unclaimed
+        elif self._started:
             everywhere, none = np.ones(self.num_envs, np.bool_), np.zeros_like(self._alive)
             events = self._ends(self._alive.copy(), none, ~none, everywhere, none, self._obs, self._obs)
         self._started = True

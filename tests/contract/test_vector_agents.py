@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv import ContractError, VectorMultiAgentEnv, check_env, to_base_env
+from menv import CallOrderError, ConfigError, ContractError, VectorMultiAgentEnv, check_env, to_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.metrics import Metrics
@@ -271,3 +271,21 @@ def test_a_worker_steps_worlds_as_arrays() -> None:
 
 def meadow(context: Any) -> Meadow:
     return Meadow()
+
+
+def test_a_reset_truncates_all_worlds_and_loses_nothing() -> None:
+    base_env = to_base_env(Meadow())
+    assert len(base_env.poll().joined) == 6
+    with pytest.raises(ConfigError, match="leave the env id out"):
+        base_env.try_reset(1)
+    base_env.send_actions({index: {"a": 1, "b": 1} for index in range(3)})
+    with pytest.raises(CallOrderError, match="poll first"):
+        base_env.try_reset()
+    base_env.poll()
+    obs, _ = base_env.try_reset(seed=1)
+    base_env.try_reset(seed=2)
+    assert {index: set(by_agent) for index, by_agent in obs.items()} == {key: {"a", "b"} for key in range(3)}
+    ready = base_env.poll()
+    assert [(end.reward, end.terminated, end.truncated) for end in ready.ended] == [(0.0, False, True)] * 6
+    assert [(end.env_id, end.env_steps) for end in ready.episodes] == [(0, 1), (1, 1), (2, 1)]
+    assert len(ready.joined) == len(ready.slots) == 6
