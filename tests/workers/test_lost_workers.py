@@ -239,7 +239,7 @@ def test_an_environment_that_hangs_again_and_again_ends_the_run_and_says_that() 
     settings = {"env": f"{HERE}:Hanging", "env_config": {"always": True}, "env_timeout": 0.5}
     with running(2, **settings) as algo, warnings.catch_warnings():
         warnings.simplefilter("ignore", EnvFaultWarning)
-        told = r"worker 2 .*: an environment, .* did not return for env_timeout=0\.5 s, from hang \(crews\.py:\d+\), "
+        told = r"worker 2 .*: an environment, .* did not return for env_timeout=0\.5 s, from hang \(crews\.py:\d+\)"
         with pytest.raises(WorkerLostError, match=told):
             algo.train()
 

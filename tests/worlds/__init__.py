@@ -55,7 +55,7 @@ class InStep(VectorEnv):
         self.envs = envs
 
     def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
-        return [env.reset()[0] for env in self.envs], [{} for _ in self.envs]
+        return tuple(map(list, zip(*[env.reset() for env in self.envs], strict=True)))
 
     def reset_at(self, index: int | None = None, *, seed: Any = None, options: Any = None) -> Any:
         return self.envs[index or 0].reset()
