@@ -8,7 +8,7 @@ VENV := .venv
 IN_VENV := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 FOR_DEMO := $(VENV)/.installed-for-demo
-EXTRAS := train,pettingzoo,ray,tune,sweep,serve,cli,plot,offline,docs,dev
+EXTRAS := train,pettingzoo,ray,tune,sweep,serve,cli,plot,offline,jax,docs,dev
 DEMO_EXTRAS := train,plot
 SOURCES := $(wildcard menv tests examples benchmarks)
 # Handed to the command of the target: make bench ARGS="--json"
@@ -34,10 +34,13 @@ setup: $(INSTALLED)  ## create .venv and install menv with everything that train
 $(INSTALLED) $(FOR_DEMO): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make setup: no Python >= 3.11 found; install one, or make PYTHON=/path/to/python3.11 setup"; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make setup: $(PYTHON) is not Python >= 3.11; choose another with make PYTHON=/path/to/python3.11 setup"; exit 1; }
-	@$(IN_VENV) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV)
-	@echo "installing into $(VENV); the first time takes a few minutes"
-	$(IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat -e ".[$(if $(filter $@,$(FOR_DEMO)),$(DEMO_EXTRAS),$(EXTRAS))]"
+	@$(IN_VENV) -m pip --version >/dev/null 2>&1 || { echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	@echo "installing menv into $(VENV) with the extras $(if $(filter $@,$(FOR_DEMO)),$(DEMO_EXTRAS),$(EXTRAS)); the first time takes a few minutes"
+	$(IN_VENV) -m pip install --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat -e ".[$(if $(filter $@,$(FOR_DEMO)),$(DEMO_EXTRAS),$(EXTRAS))]"
+	@# pgx installs a package named tests, which would hide this one in worker processes.
+	@rm -rf $(VENV)/lib/python*/site-packages/tests
 	@touch $@
+	@echo "menv is installed: '. $(VENV)/bin/activate' gives you the command menv, 'make help' lists what else make can do"
 
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(FOR_DEMO))  ## train TicTacToe by self-play and show the result
 	$(IN_VENV) examples/tictactoe.py $(ARGS)

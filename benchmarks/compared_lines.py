@@ -59,6 +59,21 @@ def _vector(num_envs: int, context: Any) -> Any:
     return gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
 
 
+class Images(gym.Env[Any, Any]):
+    """Returns the same image of 96 x 96 pixels in each step."""
+
+    observation_space = gym.spaces.Box(0, 255, (96, 96, 3), np.uint8)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps, self.image = 0, np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
+        return self.image.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.image.copy(), 1.0, self.steps == 100, False, {}
+
+
 def _team(context: Any) -> Any:
     return TwoStepGame({"with_state": True}).with_agent_groups({"team": ("agent_1", "agent_2")})
 
@@ -215,6 +230,18 @@ LINES: dict[str, Callable[[], AbstractContextManager[Once]]] = {
     "serving_local": partial(_client, "tcp", "local"),
     "serving_episodes": _episodes,
     "workers_2": partial(_sampling, "CartPole-v1", 64, 128, num_workers=2, engine="process"),
+    "workers_2_images": partial(
+        _sampling,
+        Images,
+        8,
+        32,
+        num_workers=2,
+        engine="process",
+        model={"conv_filters": [[4, 8, 8]], "fcnet_hiddens": [8]},
+    ),
+    "workers_overlap": partial(
+        _learning, PPO, "CartPole-v1", num_workers=2, overlap=True, engine="process", **_PPO
+    ),
     "workers_remote_envs": partial(_sampling, "CartPole-v1", 4, 128, **_REMOTE),
 }
 

@@ -16,7 +16,7 @@ from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.envs import make_multi_agent
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.categorical import Categorical
 
 ROWS_A_BATCH, EPOCHS, MINIBATCH, WIDTH = 8192, 4, 512, 64
 _OBS, _ACTIONS = 16, 4
@@ -28,7 +28,7 @@ def learning(effort: Effort) -> Finding:
     torch.set_num_threads(1)
     batch = _train_batch()
     settings = PPOConfig(num_sgd_iter=EPOCHS, sgd_minibatch_size=MINIBATCH)
-    spec = StockSpec(_OBS, ActionHead("categorical", (_ACTIONS,)), (WIDTH, WIDTH), "tanh")
+    spec = StockSpec(_OBS, Categorical((_ACTIONS,)), (WIDTH, WIDTH), "tanh")
     learner = PPOLearner(spec, settings, spec.first_weights(0), 0)
     bare = _bare_update(torch.from_numpy(batch["obs"]))
     updates = max(1, effort.steps(8))

@@ -15,7 +15,7 @@ from menv.algorithms.dqn.config import DQNConfig
 from menv.algorithms.dqn.learner import DQNLearner
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.off_policy.replay_buffer import ReplayBuffer
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.q_values import QValues
 
 ROWS_HELD = 1_000_000
 UNIFORM = "x uniform"
@@ -69,7 +69,7 @@ def learning(effort: Effort) -> Finding:
     """Compare samples per second of whole gradient steps of DQN, an MLP of 2x64 and batches of 256."""
     torch.set_num_threads(1)
     rows, count = (10_000 if effort.quick else ROWS_HELD), 256
-    spec = StockSpec(_OBS, ActionHead("q_values", (2,)), (64, 64), "relu", dueling=True)
+    spec = StockSpec(_OBS, QValues((2,)), (64, 64), "relu", dueling=True)
     batches = effort.steps(1_000)
 
     def rate(prioritized: bool) -> Callable[[], float]:

@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,7 @@ def _as_packed(value: Any) -> Any:
 
 
 def _unpacked(column: dict[str, Any]) -> Any:
-    return np.frombuffer(column["data"], column["dtype"]).reshape(column["shape"])
+    return np.frombuffer(base64.b64decode(column["data"]), column["dtype"]).reshape(column["shape"])
 
 
 def _body(steps: int, size: int, encoder: Any) -> tuple[bytes, int]:
@@ -59,10 +60,8 @@ def _body(steps: int, size: int, encoder: Any) -> tuple[bytes, int]:
 
 def reading(steps: int, packed: bool = False) -> Callable[[Effort], Finding]:
     """Compare the seconds that a body takes, decoded and checked against the spaces, with those of decoding alone."""
-    encoder = (
-        msgspec.msgpack.Encoder(enc_hook=_as_packed) if packed else msgspec.json.Encoder(enc_hook=_as_lists)
-    )
-    decoder: Any = msgspec.msgpack.Decoder() if packed else msgspec.json.Decoder()
+    encoder = msgspec.json.Encoder(enc_hook=_as_packed if packed else _as_lists)
+    decoder: Any = msgspec.json.Decoder()
     as_array: Callable[[Any], Any] = _unpacked if packed else np.asarray
 
     def measure(effort: Effort) -> Finding:
@@ -72,9 +71,9 @@ def reading(steps: int, packed: bool = False) -> Callable[[Effort], Finding]:
             return [[as_array(one[name]) for name in _COLUMNS] for one in decoder.decode(body)["episodes"]]
 
         def ours() -> Any:
-            request, dialect = decode(body)
+            request = decode(body)
             assert isinstance(request, Episodes)
-            return [read_episode(raw, lambda agent_id: _SPACES, dialect) for raw in request.episodes]
+            return [read_episode(raw, lambda agent_id: _SPACES) for raw in request.episodes]
 
         def rate(read: Callable[[], Any]) -> float:
             start = time.perf_counter()

@@ -8,7 +8,7 @@ the higher bid takes the prize. Cards that were played are gone: the action mask
 points after five prizes wins.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +32,7 @@ class Goofspiel(MultiAgentEnv):
     )
     action_space = gym.spaces.Discrete(CARDS)
     render_mode = "ansi"
+    metadata: ClassVar[dict[str, Any]] = {"action_names": list("12345")}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -50,10 +51,8 @@ class Goofspiel(MultiAgentEnv):
         first, second = (self.bids[player] for player in PLAYERS)
         if first != second:
             self.points[PLAYERS[int(second > first)]] += int(prize) + 1
-        rewards = dict.fromkeys(PLAYERS, 0.0)
         over = not self.prizes
-        if over:
-            rewards = {player: float(np.sign(self.lead(player))) for player in PLAYERS}
+        rewards = {player: float(over * np.sign(self.lead(player))) for player in PLAYERS}
         observations = self.observe()
         if over:
             self.agents = []
@@ -76,12 +75,12 @@ class Goofspiel(MultiAgentEnv):
         return 2 * self.points[player] - sum(self.points.values())
 
     def render(self) -> str:
-        bids = ", ".join(f"{player} bid {card + 1}" for player, card in self.bids.items())
+        bids = {player: card + 1 for player, card in self.bids.items()}
         prize = f"the prize is {self.prizes[-1] + 1}" if self.prizes else "the end"
-        return f"{bids}\npoints {self.points}\n{prize}"
+        return f"bids   {bids}\npoints {self.points}\n{prize}"
 
-    def get_action_meanings(self) -> list[str]:
-        return [str(card + 1) for card in range(CARDS)]
+    def render_for(self, agent_id: str) -> str:
+        return self.render()  # all cards but the next bid are open
 
 
 register_env("card_game", lambda context: Goofspiel())

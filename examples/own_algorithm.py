@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from menv import SampleBatch
-from menv.algorithms import PPO, PPOConfig, PPORecipe, torch_distributions
+from menv.algorithms import PPO, PPOConfig, PPORecipe
 from menv.tracking import next_run_dir, plot_runs
 
 
@@ -41,10 +41,11 @@ class A2CLearner:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
             dist_inputs, values = self.network.both(obs, mask)
-            logp = torch_distributions.logp(self.head, dist_inputs, actions)
+            inputs = self.head.standard(dist_inputs)
+            logp = self.head.log_prob(inputs, actions)
             policy_loss = -(logp * advantages).mean()
             vf_loss = (values - targets).square().mean()
-            entropy = torch_distributions.entropy(self.head, dist_inputs).mean()
+            entropy = self.head.entropy(inputs).mean()
             loss = policy_loss + self.config.vf_loss_coeff * vf_loss - self.config.entropy_coeff * entropy
 
             self.optimizer.zero_grad()

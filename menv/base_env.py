@@ -74,6 +74,8 @@ SINGLE_AGENT = "agent0"
 """The agent id of an environment without agent ids."""
 ALL = "__all__"
 """The key of the two flag dicts that ends the whole episode."""
+GLOBAL_STATE = "global_state"
+"""The key of infos, and the column of rows, with the state of the whole sub-environment."""
 COMMON = "__common__"
 """The key of infos of the whole sub-environment."""
 
@@ -251,6 +253,23 @@ class NestedRows(Sequence[Any]):
         return NestedRows({name: part[row] for name, part in self.parts.items()})
 
 
+class StateRows(Sequence[Mapping[str, Any]]):
+    """R infos that hold the global states [R, S] alone."""
+
+    names = (GLOBAL_STATE,)
+
+    def __init__(self, states: npt.NDArray[np.float32]) -> None:
+        self.states = states
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, row: Any) -> Any:
+        """Return the info of one row, or the rows that a slice selects."""
+        found = self.states[row]
+        return {GLOBAL_STATE: found} if found.ndim == 1 else StateRows(found)
+
+
 def join_rows(parts: Sequence[Any]) -> Any:
     """Return rows of the same shapes one after the other."""
     first = parts[0]
@@ -422,8 +441,8 @@ class Ready:
 def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
     """Return the rows of `ready` as the six nested dicts `{env_id: {agent_id: value}}`.
 
-    Where an episode ended and the next began, `obs` holds the new first observation, the flags and the reward are those
-    of the end, and the last observation is in `infos[env_id][agent_id]["final_obs"]`.
+    Where an episode ended and the next began, `obs` holds the new first observation, the flags and the reward belong to
+    the end, and the last observation is in `infos[env_id][agent_id]["final_obs"]`.
     """
     obs: MultiEnvDict = {}
     rewards: MultiEnvDict = {}
@@ -464,7 +483,7 @@ class BaseEnv(abc.ABC):
     A subclass may return the six nested dicts from `poll(self)` and accept one nested dict in
     `send_actions(self, action_dict)`; `to_base_env` converts it. The sixth dict holds actions that agents chose
     themselves for the observations in `obs`: algorithms that can learn from these do, and `send_actions` gets them
-    back. A sub-environment that took a step in which no agent waits is in `obs` with an empty dict, and is sent `{}`
+    back. A sub-environment after a step in which no agent waits is in `obs` with an empty dict, and is sent `{}`
     once for its next step; one that is missing is busy.
 
     A subclass that sets `returns_table` returns a `Ready` from `poll` and gets slots and actions: for simulators that
@@ -579,8 +598,8 @@ class BaseEnv(abc.ABC):
         env = self.get_sub_environments(as_dict=True).get(env_id)
         if env is None:
             raise ConfigError(
-                f"call: {type(self).__name__} shows no sub-environment {env_id!r}, expected one of "
-                f"get_sub_environments; call {method!r} on your own object"
+                f"call: {type(self).__name__} has no sub-environment {env_id!r}, expected one of get_sub_environments; "
+                f"call {method!r} on your own object"
             )
         return call_method(env, method, env_id, args)
 

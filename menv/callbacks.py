@@ -23,7 +23,7 @@ class DefaultCallbacks:
     each env step (including the last one, excluding the reset), `on_postprocess_trajectory` for each agent,
     `on_episode_end`. At the last `on_episode_step` and at `on_episode_end` the sub-environment is as it ended; the
     reset comes afterwards. In another process, call a method of it: `base_env.call(env_index, "score")`.
-    A `gymnasium.vector` environment with `AutoresetMode.SAME_STEP`, a `BaseEnv` of your own and an external
+    A `gymnasium.vector` environment with `AutoresetMode.SAME_STEP`, your own `BaseEnv` and an external
     environment reset themselves and may be in the next episode: read their last step from
     `episode.last_info_for(agent_id)`.
 
@@ -40,7 +40,7 @@ class DefaultCallbacks:
 
     Every algorithm learns the rewards that `on_postprocess_trajectory` and `on_sample_end` leave in a batch, after
     `clip_rewards`, in this process and in workers. Where they change rewards, PPO computes advantages and value targets
-    anew, except those that the same hook or the policy's `postprocess_trajectory` wrote. Returns in results are what
+    again, unless the same hook or the policy's `postprocess_trajectory` wrote them. Returns in results are what
     the environment paid.
 
     Entries of `episode.custom_metrics` and `episode.hist_data` that exist at the end of `on_episode_end` are in the
@@ -53,7 +53,7 @@ class DefaultCallbacks:
     def on_sub_environment_created(
         self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int, **kwargs: Any
     ) -> None:
-        """Called for each sub-environment, including those of evaluations and replacements.
+        """Called for each sub-environment, including replacements and the sub-environments of evaluations.
 
         Its number is `env_context.vector_index`.
         """
@@ -79,7 +79,7 @@ class DefaultCallbacks:
     ) -> None:  # fmt: skip
         """Called for each trajectory chunk when a fragment closes; the batch may be changed in place.
 
-        Rewards that it changes are learned by every algorithm: PPO then computes `advantages` and `value_targets` anew
+        Rewards that it changes are learned by every algorithm: PPO then computes `advantages` and `value_targets` again
         for `on_sample_end`, unless this hook or the policy's `postprocess_trajectory` wrote them.
 
         `original_batches` has `(policy_id, policy, batch)` of each agent of the episode that has rows in the fragment:
@@ -91,8 +91,8 @@ class DefaultCallbacks:
     def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
         """Called with each fragment; the batches of `samples` may be changed in place.
 
-        Rewards that it changes are learned by every algorithm, as those that `on_postprocess_trajectory` changes. If it
-        puts a batch of other rows in the place of one, that is learned as it is.
+        Every algorithm learns the rewards that it changes, as with `on_postprocess_trajectory`. If it replaces a batch
+        with a batch of other rows, the new batch is learned unchanged.
         """
 
     def on_learn_on_batch(
@@ -100,8 +100,8 @@ class DefaultCallbacks:
     ) -> None:
         """Called before a policy learns, with the columns that its algorithm learns from.
 
-        They are `advantages` and `value_targets` for PPO, which computes none anew, and `rewards` for DQN and QMIX:
-        change rewards in `on_postprocess_trajectory` or `on_sample_end`.
+        They are `advantages` and `value_targets` for PPO, which does not compute them again, and `rewards` for DQN
+        and QMIX: change rewards in `on_postprocess_trajectory` or `on_sample_end`.
 
         Entries of `result` are added to its statistics, and to `info["learner"][policy_id]["custom_metrics"]`.
         """
@@ -193,7 +193,7 @@ def _check_hooks(callbacks: DefaultCallbacks) -> None:
         near = _OLD_NAMES.get(method) or next(iter(difflib.get_close_matches(method, HOOKS, 1, 0.8)), None)
         if near:
             warnings.warn(
-                f"callbacks: {name}.{method} is no hook and never called; did you mean {near!r}?",
+                f"callbacks: {name}.{method} is not a hook and never called; did you mean {near!r}?",
                 stacklevel=2,
             )
 
@@ -203,8 +203,8 @@ def _created(callback_class: type[DefaultCallbacks]) -> DefaultCallbacks:
         inspect.signature(callback_class).bind()
     except TypeError as error:
         raise ConfigError(
-            f"callbacks: {callback_class.__name__} cannot be created without arguments ({error}), expected none "
-            "that have no default; pass an instance"
+            f"callbacks: {callback_class.__name__} cannot be created without arguments ({error}), expected no "
+            "parameters without a default; pass an instance"
         ) from error
     return callback_class()
 

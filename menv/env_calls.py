@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from menv.errors import ConfigError, ContractError
 from menv.spaces import own_copy
@@ -57,6 +58,43 @@ def reset_env(
                 ) from error
     obs, info = returned(result, 2, f"env {index} reset")
     return obs, info
+
+
+def state_row(env: Any) -> npt.NDArray[np.float32]:
+    """Return a copy of the state of a `MultiAgentEnv` as one row."""
+    return np.array(env.state(), np.float32).reshape(-1)
+
+
+def state_rows(env: Any, finals: Mapping[str, Any] | None = None) -> npt.NDArray[np.float32]:
+    """Return copies of the states [E, S] of the worlds of a `VectorMultiAgentEnv`, the last ones of the infos `finals`.
+
+    Raises:
+        ContractError: The infos have no last states.
+    """
+    if finals is not None and finals.get("final_state") is None:
+        raise ContractError(
+            f"{type(env).__name__}.step: worlds were reset and infos['final_state'] is missing, expected their last "
+            "states; put what state() returned before the reset there"
+        )
+    found: Any = env.state() if finals is None else finals["final_state"]
+    array = found.numpy(force=True) if hasattr(found, "detach") else found
+    return np.array(array, np.float32).reshape(env.num_envs, -1)
+
+
+def state_space(env: Any) -> gym.spaces.Box | None:
+    """Return the space of the state of one environment or world as a row; None if it has no state."""
+    if not callable(env.state):
+        return None
+    try:
+        found = env.state()
+    except NotImplementedError:
+        return None
+    except Exception:
+        # Most know their state only after a reset.
+        env.reset()
+        found = env.state()
+    size = int(np.prod(np.shape(found))) // getattr(env, "num_envs", 1)
+    return gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
 
 def many_agents(env: Any, obs: object = None) -> str | None:
@@ -133,10 +171,10 @@ def as_reward(reward: object, whose: str, otherwise: str = "") -> float:
     Args:
         reward: The environment's reward.
         whose: Begins the message, such as "env 3 step: the reward of 'car_1'".
-        otherwise: Ends it if the reward is no number, with an alternative to returning one.
+        otherwise: Ends it if the reward is not a number, with an alternative to returning one.
 
     Raises:
-        ContractError: It is no finite number.
+        ContractError: It is not a finite number.
     """
     if isinstance(reward, float) and math.isfinite(reward):
         return float(reward)
@@ -178,8 +216,8 @@ _RETURNED: Mapping[int, tuple[str, str, str]] = {
 def returned(result: object, number: int, where: str, expected: str = "", fix: str = "") -> Any:
     """Return what an environment's method returned: 2 values of a reset, a tuple, or 5 of a step, a tuple or a list.
 
-    Raises a ContractError for anything else. `where` begins its message; `expected` and `fix` replace those of
-    gymnasium's methods.
+    Raises a ContractError for anything else. `where` begins its message; `expected` and `fix` replace the
+    texts for gymnasium's methods.
     """
     if isinstance(result, tuple if number == 2 else tuple | list) and len(result) == number:
         return result

@@ -77,7 +77,7 @@ class EnvContext(dict[str, Any]):
             in_evaluation: Replaces the attribute.
 
         Raises:
-            ConfigError: `env_config` is no mapping, or holds a value that cannot be copied.
+            ConfigError: `env_config` is not a mapping, or holds a value that cannot be copied.
         """
         twin = self.copy()
         if env_config is not None:
@@ -99,7 +99,7 @@ class EnvContext(dict[str, Any]):
         """Add the settings that are missing.
 
         Raises:
-            ConfigError: `defaults` is no mapping, or holds a value that cannot be copied.
+            ConfigError: `defaults` is not a mapping, or holds a value that cannot be copied.
         """
         for key, value in _own_copy("defaults", defaults).items():
             self.setdefault(key, value)

@@ -137,7 +137,7 @@ class EnvFault(NamedTuple):
         line: One line, such as "ZeroDivisionError: no wheels in step of env 3 (world.py:41)".
         origin: The type of the error and the file and line that raised it, equal for faults of one cause.
         began: Env steps of the sub-environment at the reset of the episode, or at the reset that raised.
-        trace: The end of the traceback, or what is known of a lost process.
+        trace: The end of the traceback, or the report of a lost process.
     """
 
     env_id: Hashable

@@ -9,6 +9,7 @@ well.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from threading import Lock, get_ident
@@ -25,19 +26,19 @@ from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError
 def stopped() -> CallOrderError:
     """Return the error for calls after the last sampler has stopped."""
     return CallOrderError(
-        "external environment: training has stopped, expected no further call; end the thread"
+        "external environment: training has stopped, no further call is possible; end the thread"
     )
 
 
 def over() -> CallOrderError:
     """Return the error for a sampler that polls a stopped environment."""
-    return CallOrderError("poll: this environment was stopped, expected no further poll; create another")
+    return CallOrderError("poll: this environment was stopped; create another")
 
 
 def mixed(where: str, episode_id: str) -> EpisodeError:
     """Return the error for single calls in an episode that a client sends in chunks."""
     return EpisodeError(
-        f"{where}: whole pieces of episode {episode_id!r} were handed in, expected no single calls; do one or the other"
+        f"{where}: episode {episode_id!r} was sent in whole chunks, expected no single calls; use one or the other"
     )
 
 
@@ -53,7 +54,7 @@ def keyed_by_agent(where: str, what: str, given: Any) -> Mapping[Any, Any]:
     """Return a dict by agent id.
 
     Raises:
-        ContractError: It is no dict.
+        ContractError: It is not a dict.
     """
     if isinstance(given, Mapping):
         return given
@@ -67,7 +68,7 @@ def done_flags(given: Any) -> dict[Any, bool]:
     """Return the flags of agents whose trajectories end.
 
     Raises:
-        ContractError: It is no dict, or holds values other than True and False.
+        ContractError: It is not a dict, or holds values other than True and False.
     """
     if given is None:
         return {}
@@ -86,7 +87,7 @@ def check_told_info(given: Any) -> None:
     """Refuse an info that is neither a dict nor None."""
     if given is not None and not isinstance(given, Mapping):
         raise ContractError(
-            f"log_returns: info is {type(given).__name__}, expected a dict; leave it out if there is nothing to tell"
+            f"log_returns: info is {type(given).__name__}, expected a dict; leave it out if there is no info"
         )
 
 
@@ -94,17 +95,36 @@ def check_start(episode_id: Any, trained: Any) -> None:
     """Refuse wrong arguments of `start_episode`."""
     if not isinstance(episode_id, str | int | None):
         raise ContractError(
-            f"start_episode: episode_id is {type(episode_id).__name__}, expected a text; leave it out to be given one"
+            f"start_episode: episode_id is {type(episode_id).__name__}, expected a string; leave it out to get one"
         )
     if not isinstance(trained, bool | np.bool_):
         raise ContractError(
-            f"start_episode: training_enabled is {trained!r:.40}, expected True or False; say whether policies may "
-            "learn from the episode"
+            f"start_episode: training_enabled is {trained!r:.40}, expected True or False, whether policies may learn "
+            "from the episode; pass one"
         )
 
 
+def finite_reward(reward: object, episode_id: str, agent: AgentId) -> float:
+    """Return a logged reward as a float; raise `ContractError` if it is not a finite number."""
+    if isinstance(reward, int | float | np.number | np.bool_) or (
+        isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub"
+    ):
+        try:
+            number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+        got = str(number)
+    else:
+        got = type(reward).__name__
+    raise ContractError(
+        f"log_returns: episode {episode_id!r}: the reward of {agent!r} is {got}, expected a finite number; pay a float"
+    )
+
+
 def _named(agents: Iterable[AgentId]) -> str:
-    return ", ".join(sorted(map(repr, agents))[:8]) or "nobody"
+    return ", ".join(sorted(map(repr, agents))[:8]) or "no agent"
 
 
 Space = gym.Space[Any]
@@ -161,7 +181,7 @@ class _External(abc.ABC):
         Raises:
             EpisodeError: The id was used before.
             CallOrderError: `max_concurrent` episodes are open.
-            ContractError: The id is no text, or `training_enabled` no flag.
+            ContractError: The id is not text, or `training_enabled` no flag.
         """
         check_start(episode_id, training_enabled)
         return self.broker.start(episode_id, training_enabled, wait=True)
@@ -169,8 +189,8 @@ class _External(abc.ABC):
     def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
         if self._sampler == get_ident():
             raise CallOrderError(
-                f"get_action: episode {episode_id!r:.80} asks in the thread that samples, such as in a callback, and "
-                "would wait for itself, expected another thread; call it in run(), or in a thread that you start"
+                f"get_action: episode {episode_id!r:.80} is asked in the thread that samples, for example in a "
+                "callback, and would wait for itself; call it in run(), or in a thread that you start"
             )
         arrived = Lock()
         arrived.acquire()
@@ -228,7 +248,7 @@ class ExternalEnv(_External):
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: The reward is no finite number, or the info is no dict.
+            ContractError: The reward is not a finite number, or the info is not a dict.
         """
         check_told_info(info)
         infos = None if info is None else {SINGLE_AGENT: _copied_info(info)}
@@ -305,8 +325,8 @@ class ExternalMultiAgentEnv(_External):
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: An argument is no dict, an info is no dict, a reward is no finite number, or a flag is
-                neither True nor False.
+            ContractError: An argument is not a dict, an info is not a dict, a reward is not a finite number, or a flag
+                is neither True nor False.
         """
         rewards = keyed_by_agent("log_returns", "reward_dict", reward_dict)
         infos = keyed_by_agent("log_returns", "info_dict", {} if info_dict is None else info_dict)

@@ -89,7 +89,7 @@ class Terminations:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self.number and kind is KeyboardInterrupt:
-            # A script that goes on after Ctrl-C ends here.
+            # A script that would continue after Ctrl-C ends here.
             raise SystemExit(128 + self.number) from None
 
     def _interrupt(self, number: int, _: Any) -> None:

@@ -77,7 +77,7 @@ class MetricsState:
 
 
 def _storable(record: EpisodeSummary) -> EpisodeSummary:
-    """Return a record with Python's numbers, and without agent ids that are no plain values."""
+    """Return a record with Python's numbers, and without agent ids that are not plain values."""
     rewards, others = _floats(record.rewards), [(policy, float(reward)) for policy, reward in record.others]
     members = {group: _floats(by_member) for group, by_member in record.members.items()}
     if not is_plain([rewards, members]):
@@ -94,7 +94,7 @@ def _floats(by_name: Mapping[Any, Any]) -> dict[Any, float]:
 
 
 def _split_crowd(episode: Episode) -> tuple[dict[tuple[AgentId, str], float], list[tuple[str, float]]]:
-    """Return the returns of the first agents, and those of the others without their ids."""
+    """Return the returns of the first agents by id, and the returns of the others without ids."""
     first = set(islice(episode.get_agents(), _MOST_AGENTS))
     rewards = {key: reward for key, reward in episode.agent_rewards.items() if key[0] in first}
     others = [
@@ -168,8 +168,8 @@ class Metrics:
         """Add an episode that ended; `when` is that of `EpisodeSummary`.
 
         Raises:
-            ContractError: A custom metric is no number or infinite, an entry of `hist_data` no list of finite ones, or
-                a float64 cannot hold the episode's return.
+            ContractError: A custom metric is not a number or infinite, an entry of `hist_data` no list of finite ones,
+                or a float64 cannot hold the episode's return.
         """
         rewards: Mapping[tuple[AgentId, str], float] = episode.agent_rewards
         if not math.isfinite(episode.total_reward):
@@ -181,8 +181,8 @@ class Metrics:
         for field in ("custom_metrics", "hist_data", "media"):
             if not isinstance(value := getattr(episode, field), Mapping):
                 raise ContractError(
-                    f"episode.{field}: a {type(value).__name__}, expected a dict by name; put values into the one that "
-                    "is there"
+                    f"episode.{field}: a {type(value).__name__}, expected a dict by name; assign to entries of the "
+                    "existing dict"
                 )
         custom = {
             name: _number(f"episode.custom_metrics[{name!r}]", value)
@@ -406,9 +406,7 @@ class Metrics:
 
 def _too_large(where: str, agents: Sequence[AgentId]) -> ContractError:
     whose = f" of agent {agents[0]!r}" if agents else ""
-    return ContractError(
-        f"{where}: the rewards{whose} add up to more than a float64 holds, expected smaller ones; scale the rewards"
-    )
+    return ContractError(f"{where}: the rewards{whose} overflow a float64; scale the rewards")
 
 
 def _apart(episodes: Sequence[EpisodeSummary]) -> tuple[Returns, Returns, Returns]:

@@ -1,7 +1,7 @@
 """What to write instead of names of RLlib and Stable-Baselines3: one table, and the functions that read it.
 
-The names are those of `docs/reference/classic.md`. Packages, algorithms, configs and results look up a name that they
-do not have.
+`docs/reference/classic.md` lists the names. Packages, algorithms, configs and results look up a name that they do not
+have.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ ONLY_VALUES: dict[str, Any] = {
 
 _CALL_ENVS = 'call algo.call_envs("method", ...) for environments and get_policy(policy_id) for policies'
 _MODEL = 'write model={"custom_model": YourModule} with a torch.nn.Module; see docs/reference/classic.md'
-_RENAMED = {"QMixTrainer": "QMIX", "DQNTrainer": "DQN", "PPOTrainer": "PPO", "PPOTorchPolicy": "PPOPolicy"}
+_RENAMED = {
+    "QMixTrainer": "QMIX",
+    "DQNTrainer": "DQN",
+    "SACTrainer": "SAC",
+    "PPOTrainer": "PPO",
+    "PPOTorchPolicy": "PPOPolicy",
+}
 
 _TABLE: dict[str, dict[str, str]] = {
     "import": {
-        "A2C A3C APPO DDPG ES IMPALA PG SAC TD3 a2c a3c appo ddpg es impala pg sac td3": "menv.algorithms has PPO, DQN "
-        "and QMIX",
+        "A2C A3C APPO DDPG ES IMPALA PG TD3 a2c a3c appo ddpg es impala pg td3": "menv.algorithms has PPO, DQN, "
+        "SAC and QMIX",
         "ModelCatalog RLModule TorchModelV2": _MODEL,
         "MultiAgentCartPole": 'write menv.make_multi_agent("CartPole-v1")',
         "RLlibCallback": "write from menv import DefaultCallbacks",

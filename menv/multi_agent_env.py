@@ -113,6 +113,13 @@ class MultiAgentEnv:
         """
         raise ContractError(_not_written(self, "step", "(obs, rewards, terminateds, truncateds, infos)"))
 
+    def state(self) -> Any:
+        """Return the state of the whole environment as an array, as PettingZoo's environments do.
+
+        Centralized critics (`critic_obs="state"`) and the mixing network of QMIX learn from it; agents never see it.
+        """
+        raise NotImplementedError
+
     def render(self) -> Any:
         """Return a picture of the current state in the form that `render_mode` names."""
         return None
@@ -188,7 +195,7 @@ class MultiAgentEnv:
 
     def with_agent_groups(
         self,
-        groups: Mapping[Any, Sequence[Any]],
+        groups: Mapping[Any, Sequence[Any]] | None = None,
         obs_space: Mapping[Any, gym.Space[Any]] | gym.Space[Any] | None = None,
         act_space: Mapping[Any, gym.Space[Any]] | gym.Space[Any] | None = None,
     ) -> MultiAgentEnv:
@@ -197,7 +204,8 @@ class MultiAgentEnv:
         `menv.wrappers.GroupAgentsWrapper` documents the observations, actions, rewards and ends of a group.
 
         Args:
-            groups: Member ids by group id, such as `{"team": ["agent_1", "agent_2"]}`.
+            groups: Member ids by group id, such as `{"team": ["agent_1", "agent_2"]}`; None groups the
+                `possible_agents` with equal spaces.
             obs_space: Tuple space of all groups, or by group; None uses the members' spaces.
             act_space: Tuple space of all groups, or by group; None uses the members' spaces.
 

@@ -1,8 +1,8 @@
 """Files that others may have made: plain, bounded, and no links; and names that no other process takes.
 
 A folder that was received may hold a link to a private file, or a pipe or a device that never ends, in the place of any
-file. All that menv did not just create itself is opened by `opened`. Folders that a user names may be links; what lies
-in them may not.
+file. All that menv did not just create itself is opened by `opened`. Folders that a user names may be links; their
+contents may not.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _open(path: str, flags: int) -> int:
 def _check(path: str | Path, found: os.stat_result, kind: str = "plain file") -> None:
     if stat.S_ISLNK(found.st_mode):
         raise ConfigError(
-            f"{path}: is a symbolic link, expected a {kind}; copy the folder with what links lead to (cp -rL)"
+            f"{path}: is a symbolic link, expected a {kind}; copy the folder with the targets of its links (cp -rL)"
         )
     if kind == "plain file" and not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{path}: is no plain file, expected one; remove it, or copy the folder again")
+        raise ConfigError(f"{path}: is not a plain file, expected one; remove it, or copy the folder again")
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -146,7 +146,7 @@ def path_given(where: str, value: object) -> Path:
     """Return a path that a user gave; `where` begins the message.
 
     Raises:
-        ConfigError: It is no string or `os.PathLike`, or holds a character that no path may have.
+        ConfigError: It is not a string or `os.PathLike`, or holds a character that no path may have.
     """
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or "\0" in path or not path:
@@ -161,8 +161,8 @@ def path_given(where: str, value: object) -> Path:
         pass
     except OSError as error:
         raise ConfigError(
-            f"{where}: {path[:60]!r}... of {len(path)} characters ({error.strerror}), expected a name that the system "
-            "takes; choose a shorter one"
+            f"{where}: {path[:60]!r}... of {len(path)} characters ({error.strerror}), expected a valid name; choose a "
+            "shorter one"
         ) from error
     return Path(path)
 
@@ -171,7 +171,7 @@ def folder_given(where: str, value: object) -> Path:
     """Return the path of an existing folder that a user gave.
 
     Raises:
-        ConfigError: It is no path, or no folder.
+        ConfigError: It is not a path, or no folder.
     """
     path = path_given(where, value)
     if path.is_dir():
@@ -207,8 +207,8 @@ def writing(where: str, what: str) -> Iterator[None]:
         raise
     except OSError as error:
         refused = NotWrittenError(
-            f"{where}: {what} cannot be written ({error}), expected a folder with room in which files can be made; "
-            "what was there before is as it was: make room or choose another place, and call again"
+            f"{where}: {what} cannot be written ({error}), expected a writable folder with free space; earlier files "
+            "are unchanged: free some space or choose another place, and call again"
         )
         refused.errno = error.errno
         raise refused from error

@@ -7,7 +7,8 @@ actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
@@ -57,12 +58,12 @@ def parts_given(where: str, state: Any) -> list[Any]:
     """Return the parts of a hidden state; `where` begins the message.
 
     Raises:
-        ContractError: It is no list of arrays.
+        ContractError: It is not a list of arrays.
     """
     if not has_order(state):
         raise ContractError(
             f"{where}: the state is a {type(state).__name__}, expected a list of arrays, such as "
-            "list(state.values()); pass policy.get_initial_state() at first, then what was returned"
+            "list(state.values()); pass policy.get_initial_state() first, then the returned state"
         )
     return list(state)
 
@@ -70,6 +71,15 @@ def parts_given(where: str, state: Any) -> list[Any]:
 def one_row(where: str, state: Any) -> list[Any]:
     """Return one agent's hidden state as `state_batches` of one row."""
     return [np.asarray(part)[None] for part in parts_given(where, state)]
+
+
+def _counted(set_weights: Callable[[Policy, Mapping[str, Any]], None]) -> Any:
+    @functools.wraps(set_weights)
+    def call(self: Policy, weights: Mapping[str, Any]) -> None:
+        set_weights(self, weights)
+        self._weights_version += 1
+
+    return call
 
 
 class Policy:
@@ -82,12 +92,21 @@ class Policy:
     """
 
     algorithm: ClassVar[str | None] = None
-    """Name of the algorithm that trains policies of this class, which have its network; None if they answer by
-    themselves."""
+    """Name of the algorithm that trains policies of this class, which have its network; None if they need
+    no algorithm."""
 
     view_requirements = OldAttribute(
         "write menv.connectors.ViewRequirementAgentConnector into agent_connectors of the config"
     )
+
+    _weights_version = 0
+    """How often `set_weights` was called; workers receive the weights again when it has grown."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Let `set_weights` count its calls, so that processes know which weights changed."""
+        super().__init_subclass__(**settings)
+        if "set_weights" in vars(cls):
+            cls.set_weights = _counted(cls.set_weights)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -168,8 +187,8 @@ class Policy:
     def without_state(self) -> ContractError:
         """Return the error for a missing hidden state."""
         return ContractError(
-            f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: act was given no state, expected one, "
-            "because the policy has a memory; pass state=policy.get_initial_state() at first, then what was returned"
+            f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: act needs a state, because the policy is "
+            "recurrent; pass state=policy.get_initial_state() first, then the returned state"
         )
 
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
@@ -186,21 +205,25 @@ class Policy:
             ConfigError: The folder exists, or the policy or its network is custom code, which is never written.
         """
         raise ConfigError(
-            f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: {type(self).__name__} is custom code, "
-            "which no file holds, expected a policy with a stock network; save get_weights() with safetensors instead"
+            f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: {type(self).__name__} is custom code, which "
+            "cannot be saved, expected a policy with a stock network; save get_weights() with safetensors instead"
         )
 
     @overload
     @staticmethod
-    def from_checkpoint(checkpoint: str | Path, policy_ids: None = None) -> Policy | dict[str, Policy]: ...
+    def from_checkpoint(
+        checkpoint: str | Path, policy_ids: None = None, *, snapshot: str | None = None
+    ) -> Policy | dict[str, Policy]: ...
 
     @overload
     @staticmethod
-    def from_checkpoint(checkpoint: str | Path, policy_ids: Iterable[str]) -> dict[str, Policy]: ...
+    def from_checkpoint(
+        checkpoint: str | Path, policy_ids: Iterable[str], *, snapshot: str | None = None
+    ) -> dict[str, Policy]: ...
 
     @staticmethod
     def from_checkpoint(
-        checkpoint: str | Path, policy_ids: Iterable[str] | None = None
+        checkpoint: str | Path, policy_ids: Iterable[str] | None = None, *, snapshot: str | None = None
     ) -> Policy | dict[str, Policy]:
         """Return the policy that a folder holds, or the policies of a folder of several, ready to act.
 
@@ -212,17 +235,19 @@ class Policy:
                 below `policies/`; or a training checkpoint: the folder of `save`, for the latest one, or a numbered
                 folder in it.
             policy_ids: Which of several; None means all. The folder of one policy always gives that policy.
+            snapshot: Of a training checkpoint with a league, the name of a snapshot, such as `snapshot_3`, or a level,
+                `easy`, `medium` or `hard`: its policies in place of the run's.
 
         Returns:
-            The policy; for a checkpoint or a folder of several, the policies by id or by folder name, without those
-            that only training can run.
+            The policy; for a checkpoint or a folder of several, the policies by id or by folder name, without
+            policies that only training can run.
 
         Raises:
             ConfigError: Something is missing, damaged, or written by a newer version.
         """
         from menv.inference.checkpoint_folder import read_policies
 
-        return read_policies(folder_given("from_checkpoint", checkpoint), policy_ids)
+        return read_policies(folder_given("from_checkpoint", checkpoint), policy_ids, snapshot)
 
     def get_initial_state(self) -> list[Any]:
         """Return the initial hidden state of one agent; [] for a feed-forward policy."""
@@ -277,7 +302,8 @@ def check_one_policy(where: str, policy: Any) -> None:
     if not isinstance(policy, Policy):
         known = f" of {sorted(policy)[:8]}" if isinstance(policy, dict) else ""
         raise ConfigError(
-            f"{where}: policy is a {type(policy).__name__}{known}, expected one Policy; take one of a dict by its id"
+            f"{where}: policy is a {type(policy).__name__}{known}, expected one Policy; select one from a dict by its "
+            "id"
         )
 
 
@@ -313,7 +339,8 @@ class RandomPolicy(SamplingPolicy):
     """Samples uniformly from the action space; never learns.
 
     An unbounded Box dimension is sampled from a standard normal. With an `"action_mask"` in the observations, or in
-    those of a group's members, every allowed choice is equally likely. Without a sampler `config["seed"]` decides.
+    the observations of a group's members, every allowed choice is equally likely. Without a sampler `config["seed"]`
+    decides.
     """
 
     def answer(
@@ -356,7 +383,7 @@ def _width(space: gym.Space[Any]) -> int:
         return int(np.prod(space.shape))
     raise ConfigError(
         f"RandomPolicy: cannot draw from {type(space).__name__}, expected Box, Discrete, MultiDiscrete, MultiBinary, "
-        "Dict or Tuple; name your own Policy subclass"
+        "Dict or Tuple; use your own Policy subclass"
     )
 
 

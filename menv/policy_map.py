@@ -118,8 +118,8 @@ class PolicyMap:
         )
         if changed.only is None and policy_mapping_fn is None and self._fn is None:
             raise ConfigError(
-                f"policies {sorted(changed.specs)}: no policy_mapping_fn, expected one with more than one policy; "
-                "pass policy_mapping_fn=lambda agent_id, episode, worker, **kw: ..."
+                f"policies {sorted(changed.specs)}: no policy_mapping_fn, which several policies need; pass "
+                "policy_mapping_fn=lambda agent_id, episode, worker, **kw: ..."
             )
         return changed
 
@@ -195,6 +195,11 @@ class PolicyMap:
     def is_frozen(self, policy_id: str) -> bool:
         """Return whether a policy never learns; False if a function decides for each batch."""
         return self._to_train is not None and not callable(self._to_train) and policy_id not in self._to_train
+
+    @property
+    def all_frozen(self) -> bool:
+        """Whether no policy ever learns, so that nothing needs torch."""
+        return all(map(self.is_frozen, self.specs))
 
     def _only_one(self, agent_id: AgentId, episode: Episode, worker: object) -> str:
         if len(self.specs) > 1:

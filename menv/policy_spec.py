@@ -128,9 +128,9 @@ def check_policy_id(policy_id: Any) -> str:
     bad = bad or not policy_id.isprintable() or any(char in _BAD_IN_IDS for char in policy_id)
     if bad or len(policy_id.encode()) > _MOST_BYTES:
         raise ConfigError(
-            f"policies: id {policy_id!r:.300}, expected a string of at most {_MOST_BYTES} bytes without any of "
-            f"{_BAD_IN_IDS} and what cannot be printed that does not end in a space or a dot, because it names a "
-            "folder in checkpoints; choose another id"
+            f"policies: id {policy_id!r:.300}, expected a string of at most {_MOST_BYTES} printable bytes without any "
+            f"of {_BAD_IN_IDS} that does not end in a space or a dot, because it names a folder in checkpoints; choose "
+            "another id"
         )
     return str(policy_id)
 
@@ -150,8 +150,8 @@ class SpecConfig(dict[str, Any]):
         if self._settings is not None:
             return self._settings[key]
         raise KeyError(
-            f"policy config: no {key!r}, expected one of {sorted(self, key=str)}, which is what the PolicySpec says; "
-            "add it there, or read algorithm.config in callbacks"
+            f"policy config: no {key!r}, expected one of {sorted(self, key=str)}, as the PolicySpec has them; add it "
+            "there, or read algorithm.config in callbacks"
         )
 
     def __contains__(self, key: object) -> bool:

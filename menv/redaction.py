@@ -28,13 +28,13 @@ def without_secrets(
 ) -> Any:
     """Return settings, as JSON, without secrets.
 
-    Secrets are strings with the name of a secret and those below it, and strings that hold a URL with a password or the
-    secret of an environment variable.
+    Secrets are strings with the name of a secret, all strings nested in such an entry, and strings that hold a URL with
+    a password or the secret of an environment variable.
 
     Args:
         value: The settings.
         found: Secrets are added to it.
-        left_out: What stands in their place.
+        left_out: The text in their place.
         secret: Whether `value` has a name of a secret.
     """
     if isinstance(value, dict):
@@ -55,7 +55,7 @@ def without_secrets(
 
 
 def hidden(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text without these secrets and those of environment variables, unless they are very short."""
+    """Return a text without these secrets and the secrets of environment variables, unless they are very short."""
     long = {*_of_environment(), *(one for one in secrets if len(one) >= _SHORTEST_SECRET)}
     for secret in sorted(long, key=len, reverse=True):
         text = text.replace(json.dumps(secret)[1:-1], LEFT_OUT).replace(secret, LEFT_OUT)

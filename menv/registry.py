@@ -4,7 +4,8 @@ A string is looked up in this order, and the first match decides:
 
 1. a name given to `register_env`;
 2. the name of a built-in environment (`BUILT_IN`);
-3. `"pettingzoo:classic/tictactoe_v3"` or `"openspiel:leduc_poker"`, from the package that brings it;
+3. `"pettingzoo:classic/tictactoe_v3"`, `"openspiel:leduc_poker"`, `"jumanji:LevelBasedForaging-v0"`,
+   `"pgx:connect_four"`, `"jaxmarl:MPE_simple_spread_v3"` or `"vmas:balance"`, from the package that brings it;
 4. `"package.module:Name"`, after the module is imported: an attribute of the module (`"shop.games:Corridor"`,
    `"shop.games:Outer.Inner"`), else the gymnasium id that the import registered (`"shop:Corridor-v0"`);
    `"shop/games.py:Corridor"` imports that file;
@@ -77,14 +78,15 @@ _registered: dict[str, EnvCreator] = {}
 _HOW_TO_REGISTER: Final = "register_env({name!r}, creator) makes a name known"
 _WHAT_IS_TAKEN: Final = (
     "expected a registered name, a gymnasium id, 'package.module:Class', 'file.py:Class', "
-    "'pettingzoo:family/name', 'openspiel:game', a class, or a function that takes one EnvContext"
+    "'pettingzoo:family/name', 'openspiel:game', 'jumanji:name', 'pgx:game', 'jaxmarl:name', 'vmas:scenario', a class, "
+    "or a function that takes one EnvContext"
 )
 _FOR_CONTEXTS: Final = re.compile("(^|_)(env)?_?(conf|cfg|context|ctx|setting|option|param|arg)")
 
 _VERSIONED: Final = re.compile(r"-v\d+$")
 _FILE: Final = re.compile(r"(.*\.py):(.*)", re.DOTALL)
-_FOREIGN: Final = ("pettingzoo", "openspiel")
-"""What stands before the colon in the names of other libraries' environments."""
+_FOREIGN: Final = ("pettingzoo", "openspiel", "jaxmarl", "jumanji", "pgx", "vmas")
+"""The part before the colon in the names of other libraries' environments."""
 
 
 class _KeywordsError(ConfigError):
@@ -237,7 +239,7 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
     except Exception as error:
         raise EnvCrashError(
             f"{where}: its creator raised {type(error).__name__}: {_first_line(error)}; "
-            "the traceback of the cause leads to the line"
+            "see the traceback of the cause"
         ) from error
     if created is None or isinstance(created, type):
         got = "None" if created is None else f"the class {created.__name__}"
@@ -323,7 +325,7 @@ def named_creator(name: str) -> EnvCreator:
     if colon:
         return _from_module(name, module_name, inner)
     if name.endswith(".py"):
-        raise unknown_name(name, "a file alone is no environment", advice=f"write '{name}:Class'")
+        raise unknown_name(name, "a file alone is not an environment", advice=f"write '{name}:Class'")
     if _is_gym_id(name):
         return functools.partial(_make_gym, name)
     module_name, _, inner = name.rpartition(".")
@@ -422,7 +424,7 @@ def checked_creator(label: str, creator: EnvCreator, kind: str = "EnvContext") -
     except TypeError as error:
         raise ConfigError(
             f"{label}: takes {signature}, expected one argument, the {kind}; "
-            "pass `lambda context: ...` and pick from the context what it needs"
+            "pass `lambda context: ...` and select the settings it needs from the context"
         ) from error
     return creator
 
@@ -463,7 +465,7 @@ def _call(
 
 
 def _is_setting_of_class(creator: object, parameter: inspect.Parameter) -> bool:
-    """Return whether the constructor of a class needs this parameter and its name says that it is no context."""
+    """Return whether the constructor of a class needs this parameter and its name says that it is not a context."""
     needed = parameter.default is parameter.empty and parameter.kind not in _VARIABLE
     takes_a_dict = re.search("EnvContext|Mapping|dict|Any", str(parameter.annotation), re.IGNORECASE)
     # Short names, such as `_` and `c`, say nothing.
@@ -555,7 +557,7 @@ def import_named(name: str, where: str) -> Any:
     found = getattr(module, "__file__", None)
     if path is not None and (found is None or Path(found).resolve() != path.resolve()):
         raise ConfigError(
-            f"{where}: {name} is the name of another module ({found or 'of Python'}), expected a name for {path} that "
-            "no other has; rename the file"
+            f"{where}: {name} is the name of another module ({found or 'of Python'}), expected a unique name for "
+            f"{path}; rename the file"
         )
     return module

@@ -1,6 +1,6 @@
 """`SampleBatch`: the timesteps of one policy as columns; `MultiAgentBatch`: the batches of all policies.
 
-The rollout buffer makes them, learners and users read them. Rows of one trajectory lie together, in time order. A batch
+The rollout buffer makes them, learners and users read them. Rows of one trajectory are adjacent, in time order. A batch
 stores what was sampled and derives the rest on demand; it holds no Python object per row except the info dicts.
 """
 
@@ -45,7 +45,7 @@ class SampleBatch(Mapping[str, Column]):
     end. `seq_lens` [S] is not a column: it holds the number of rows of each trajectory chunk.
 
     Attributes:
-        segments: Where the trajectory chunks lie.
+        segments: Where the trajectory chunks begin and end.
     """
 
     OBS = CUR_OBS = "obs"
@@ -74,6 +74,8 @@ class SampleBatch(Mapping[str, Column]):
     ACTION_PROB = "action_prob"
     ACTION_DIST_INPUTS = "action_dist_inputs"
     CRITIC_OBS = "critic_obs"
+    NEXT_GLOBAL_STATE = "next_global_state"
+    NEXT_CRITIC_OBS = "next_critic_obs"
     VF_PREDS = "vf_preds"
     NEXT_VF_PREDS = "next_vf_preds"
     ADVANTAGES = "advantages"
@@ -95,8 +97,8 @@ class SampleBatch(Mapping[str, Column]):
         """
         if segments is None:
             raise ConfigError(
-                "SampleBatch: columns alone, expected segments too, which say where trajectories lie; set columns of a "
-                "batch that was sampled, and hand in your own experience through an ExternalEnv (log_action)"
+                "SampleBatch: columns alone, expected segments too, which mark where trajectories begin and end; set "
+                "columns of a sampled batch, and pass your own experience through an ExternalEnv (log_action)"
             )
         self._columns = dict(columns)
         self.segments = segments
@@ -323,7 +325,7 @@ class MultiAgentBatch:
         return round(some[1] + min(1.0, max(0.0, share)) * (some[0] - some[1]))
 
     def copy(self) -> MultiAgentBatch:
-        """Return the same rows in arrays of their own."""
+        """Return the same rows in new arrays."""
         copies = {policy: batch.copy() for policy, batch in self.policy_batches.items()}
         return MultiAgentBatch(copies, self._env_steps)
 
@@ -345,16 +347,24 @@ def _rows_and_times(batches: Sequence[SampleBatch]) -> tuple[int, int]:
     rows = sum(batch.count for batch in batches)
     if not rows:
         return 0, 0
-    episode = np.concatenate([batch["eps_id"] for batch in batches])
-    step = np.concatenate([batch["t"] for batch in batches])
-    order = np.lexsort((step, episode))
-    changes = (np.diff(episode[order]) != 0) | (np.diff(step[order]) != 0)
-    return rows, 1 + int(changes.sum())
+    episodes = np.concatenate([batch["eps_id"] for batch in batches])
+    steps = np.concatenate([batch["t"] for batch in batches])
+    # Few runs of consecutive steps are sorted instead of many rows.
+    begins = np.append(0, 1 + np.flatnonzero((np.diff(steps) != 1) | (np.diff(episodes) != 0)))
+    ends = np.append(begins[1:], rows) - 1
+    order = np.lexsort((steps[begins], episodes[begins]))
+    begins, ends = begins[order], ends[order]
+    episodes, first, after = episodes[begins], steps[begins], steps[ends] + 1
+    # Moves each episode behind the one before, so that steps of two episodes are never the same.
+    apart = np.cumsum(np.diff(episodes, prepend=episodes[:1]) != 0) * int(after.max())
+    first, covered = first + apart, np.maximum.accumulate(after + apart)
+    seen = np.append(0, covered[:-1])
+    return rows, int(np.maximum(covered - np.maximum(first, seen), 0).sum())
 
 
 @dataclass(slots=True)
 class TrajectorySlices:
-    """Where the S trajectory chunks of a batch lie and what surrounds each; it knows row numbers, not columns.
+    """Where the S trajectory chunks of a batch are and the rows around each; it knows row numbers, not columns.
 
     Attributes:
         lengths: [S] rows.
@@ -389,7 +399,7 @@ class TrajectorySlices:
         return TrajectorySlices(*(getattr(self, name)[which] for name in self.__slots__))
 
     def copy(self) -> TrajectorySlices:
-        """Return the same slices in arrays of their own."""
+        """Return the same slices in new arrays."""
         return TrajectorySlices(*(getattr(self, name).copy() for name in self.__slots__))
 
     @property

@@ -41,7 +41,7 @@ def read_json(data: bytes, most_values: int = MOST_VALUES) -> Any:
     """Return the content of a JSON text.
 
     Raises:
-        ValueError: It is no JSON, or holds more than `most_values`.
+        ValueError: It is not JSON, or holds more than `most_values`.
     """
     if values_in(data) > most_values:
         raise ValueError(f"about {values_in(data)} values, expected at most {most_values}")
@@ -65,7 +65,7 @@ def check_header(first: bytes) -> None:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def to_plain(value: Any, arrays: Arrays) -> Any:
@@ -95,7 +95,7 @@ def to_plain(value: Any, arrays: Arrays) -> Any:
         return _plain_array(value, arrays)
     raise ConfigError(
         f"{kind.__module__}.{kind.__qualname__}: not a plain value, expected numbers, strings, arrays, and lists, "
-        "tuples and dicts of them; turn it into those"
+        "tuples and dicts of them; convert it"
     )
 
 
@@ -173,8 +173,7 @@ def _marked(mark: str, held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"plain data: {mark!r} with {str(held)[:60]!r}, expected what to_plain writes; the file was written by "
-            "something else"
+            f"plain data: {mark!r} with {str(held)[:60]!r}, expected what to_plain writes; menv did not write this file"
         ) from error
 
 
@@ -232,8 +231,8 @@ def _space_to_json(space: object) -> dict[str, Any]:
         case spaces.Dict():
             return {"space": "dict", "spaces": [_entry_to_json(*entry) for entry in space.spaces.items()]}
     raise ConfigError(
-        f"space {type(space).__name__}: has no form in JSON, expected Box, Discrete, MultiDiscrete, MultiBinary, Text, "
-        "or Tuple and Dict of these; change the space or wrap the environment"
+        f"space {type(space).__name__}: cannot be written as JSON, expected Box, Discrete, MultiDiscrete, MultiBinary, "
+        "Text, or Tuple and Dict of these; change the space or wrap the environment"
     )
 
 
@@ -244,7 +243,7 @@ def _form(shape: Sequence[int], dtype: Any) -> dict[str, Any]:
 def _entry_to_json(key: object, space: Space) -> list[Any]:
     if not isinstance(key, str):
         raise ConfigError(
-            f"space Dict: key {key!r:.60} has no form in JSON, expected a str; name the entries of the space"
+            f"space Dict: key {key!r:.60} cannot be written as JSON, expected a str; name the entries of the space"
         )
     return [key, _space_to_json(space)]
 
@@ -319,7 +318,7 @@ class SpaceDecoder:
             case "discrete":
                 start, dtype = value["start"], self.dtype(value["dtype"])
                 if type(start) is not int or not -(1 << 62) < start < 1 << 62:
-                    raise ValueError("start is no integer")
+                    raise ValueError("start is not an integer")
                 count = self.count(value["n"])
                 if dtype == np.int64:
                     return spaces.Discrete(count, start=start)
@@ -344,7 +343,7 @@ class SpaceDecoder:
                 parts: OrderedDict[str, Space] = OrderedDict()
                 for key, part in list(value["spaces"]):
                     if not isinstance(key, str) or key in parts:
-                        raise ValueError(f"key {key!r:.40} is no str, or twice there")
+                        raise ValueError(f"key {key!r:.40} is not a str, or occurs twice")
                     parts[key] = self.space(part, level + 1)
                 return gym.spaces.Dict(parts)
             case "text":
@@ -380,7 +379,7 @@ class SpaceDecoder:
             try:
                 data = base64.b64decode(value["base64"], validate=True)
             except (binascii.Error, ValueError, TypeError) as error:
-                raise self._wrong("an array that is no base64", "base64") from error
+                raise self._wrong("an array that is not base64", "base64") from error
             if len(data) != math.prod(shape) * dtype.itemsize:
                 raise self._wrong(f"{len(data)} bytes of {dtype} for the shape {list(shape)}", "its size")
             return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
@@ -414,5 +413,5 @@ def _shell_character(one: str) -> str:
     if one.isprintable():
         return f"\\{one}" if one in "\\'" else one
     code = ord(one)
-    # A byte that is no UTF-8 is half of a character to Python.
+    # A byte that is not UTF-8 is half of a character to Python.
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\U{code:08x}"

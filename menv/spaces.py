@@ -274,7 +274,7 @@ class Stacker:
         raise OutsideSpaceError(row, why)
 
     def _choices(self, values: Sequence[Any] | Array, space: gym.spaces.Discrete) -> Array:
-        """Return [R] int64 of scalars that lie within `space`."""
+        """Return [R] int64 of scalars that are within `space`."""
         try:
             out = np.array(values)
         except (ValueError, TypeError, RuntimeError):
@@ -307,8 +307,8 @@ class Stacker:
         if not self._casts:
             self._casts = True
             warnings.warn(
-                f"{self._path or 'obs'}: observations of {got} for {self._space}, expected {wanted}; they are cast "
-                "because no value is lost, convert them in the environment to save the time",
+                f"{self._path or 'obs'}: observations of {got} for {self._space}, expected {wanted}; they are cast, "
+                "because no value is lost; convert them in the environment to save time",
                 stacklevel=2,
             )
 
@@ -461,11 +461,14 @@ def holds(wide: gym.Space[Any], narrow: gym.Space[Any]) -> bool:
 
 
 def bounds(space: Any) -> tuple[Array, Array]:
-    """Return the least and the greatest element of an array space, both inclusive."""
+    """Return the least and the greatest element of a space of numbers, both inclusive."""
     if isinstance(space, gym.spaces.Box):
         return space.low, space.high
     if isinstance(space, gym.spaces.MultiDiscrete):
         return space.start, space.start + space.nvec - 1
+    if isinstance(space, gym.spaces.Discrete):
+        first = int(space.start)
+        return np.array(first), np.array(first + int(space.n) - 1)
     return np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8)
 
 

@@ -129,7 +129,7 @@ class _GymEnvs(VectorEnv):
         if len(existing_envs) > num_envs or (make_env is None and len(existing_envs) < num_envs):
             raise ConfigError(
                 f"vectorize_gym_envs: num_envs={num_envs}, {len(existing_envs)} existing_envs and make_env={make_env}, "
-                "expected no more existing_envs than num_envs, and a function that makes the others; pass "
+                "expected no more existing_envs than num_envs, and a function that creates the others; pass "
                 "make_env=lambda index: YourEnv(...)"
             )
         self.envs = list(existing_envs)
@@ -138,8 +138,8 @@ class _GymEnvs(VectorEnv):
             self.envs.append(make_env(len(self.envs)))
         if len({id(env) for env in self.envs}) < num_envs:
             raise ConfigError(
-                "vectorize_gym_envs: the same object stands for two sub-environments, expected a new environment for "
-                "each; create it inside make_env"
+                "vectorize_gym_envs: two sub-environments are the same object, expected a new environment for each; "
+                "create it inside make_env"
             )
         first: Any = self.envs[0]
         super().__init__(
@@ -196,7 +196,7 @@ def check_number(num_envs: Any) -> None:
     """Refuse a wrong `num_envs`."""
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ConfigError(
-            f"VectorEnv: num_envs={num_envs!r}, expected an integer of at least 1; say how many there are"
+            f"VectorEnv: num_envs={num_envs!r}, expected an integer of at least 1; pass the number of sub-environments"
         )
 
 

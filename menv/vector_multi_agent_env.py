@@ -42,7 +42,7 @@ class VectorMultiAgentEnv:
         """Begin a new episode in each world.
 
         Args:
-            seed: Seed of all worlds; None continues with the random numbers of before.
+            seed: Seed of all worlds; None continues the random stream.
 
         Returns:
             A column of observations, and infos as `step` returns them.
@@ -53,7 +53,7 @@ class VectorMultiAgentEnv:
         """Step all worlds.
 
         Args:
-            actions: A column. What stands for agents that do not act now has no meaning.
+            actions: A column. Entries of agents that do not act now have no meaning.
 
         Returns:
             Columns of observations, rewards (numbers [E]), terminated and truncated (flags [E] for each agent), and
@@ -66,6 +66,23 @@ class VectorMultiAgentEnv:
               are neither done nor act keep their episode, as in games of turns.
         """
         raise NotImplementedError
+
+    def state(self) -> Any:
+        """Return the states of all worlds, [E, ...]; see `MultiAgentEnv.state`.
+
+        Where worlds were reset, these are the states after the reset, and `infos["final_state"]` [E, ...] has the last
+        ones.
+        """
+        raise NotImplementedError
+
+    def with_agent_groups(self, groups: Mapping[Any, Sequence[Any]] | None = None) -> VectorMultiAgentEnv:
+        """Return these worlds with each group of agents seen as one agent; see `MultiAgentEnv.with_agent_groups`.
+
+        The members of a group must act and end together.
+        """
+        from menv.wrappers.vector_groups import VectorGroups
+
+        return VectorGroups(self, groups)
 
     def render(self, index: int = 0) -> Any:
         """Return a picture or a text of one world, None without one."""

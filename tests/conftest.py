@@ -33,9 +33,9 @@ ON_RAY = (
     "tests/engines/",
     "tests/remote_envs/test_as_in_one_process.py",
     "tests/remote_envs/test_losses.py",
+    "tests/soak/test_killed_workers.py",
     "tests/tune/",
     "tests/verify/test_verify_backends.py",
-    "tests/workers/test_callbacks_that_keep.py::test_workers_of_evaluations_on_ray_do_so_too",
     "tests/workers/test_evaluations.py::test_evaluations_are_played_on_ray_as_in_processes",
     "tests/workers/test_learning.py::test_cartpole_is_solved_while_a_worker_is_killed_every_five_seconds",
     "tests/workers/test_on_ray.py",
@@ -57,9 +57,7 @@ PROGRAMS = (
 )
 """Which tests run programs; one process has their parent, which has imported torch."""
 
-COLD = tuple(
-    f"tests/engines/test_{name}.py" for name in ("drivers", "engines", "interrupted_links", "process_exit")
-)
+COLD = tuple(f"tests/engines/test_{name}.py" for name in ("drivers", "interrupted_links"))
 """Where engines start processes from nothing: how these begin and end is tested there."""
 
 LONG = ("tests/workers/test_nothing_grows.py",)

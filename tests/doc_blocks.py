@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from glob import glob
 from pathlib import Path
 
 from tests.house.sources import ROOT
@@ -59,12 +60,19 @@ def follow(document: str, folder: Path, shorter: Mapping[str, str] | None = None
                 printed = _run(["python", "block.py"], folder)
             elif language == "sh":
                 commands = block.replace("\\\n", " ").splitlines()
-                printed = [line for command in commands for line in _run(shlex.split(command, True), folder)]
+                # The last line of a block in a list is its indentation.
+                words = filter(None, (shlex.split(command, True) for command in commands))
+                printed = [line for command in words for line in _run(_expanded(command, folder), folder)]
             elif language == "text":
                 lines = iter(map(_shape, printed))
-                shown = [_shape(line) for line in block.splitlines() if line.strip() != "..."]
+                shown = [_shape(line) for line in block.splitlines() if line.strip() not in ("", "...")]
                 missing = [line for line in shown if line not in lines]
                 assert not missing, f"{document}: {missing}, expected in this order:\n" + "\n".join(printed)
+
+
+def _expanded(command: list[str], folder: Path) -> list[str]:
+    """Return the words of a command with the files that patterns mean, as a shell does."""
+    return [one for word in command for one in sorted(glob(word, root_dir=folder)) or [word]]
 
 
 @contextmanager

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from menv import registry
+
+
+def registered() -> dict[str, Any]:
+    return registry._registered
+
 
 def sampler(algo: Any) -> Any:
     return algo._sampler

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from menv.algorithms import DQNConfig, PPOConfig, QMIXConfig
+from menv.algorithms import DQNConfig, PPOConfig, QMIXConfig, SACConfig
 from menv.algorithms.config.algorithm_config import (
     AlgorithmConfig,
     ModelConfig,
@@ -27,8 +27,8 @@ from tests.house.sources import ROOT
 PAGE = ROOT / "docs" / "reference" / "settings.md"
 BEGINNING = """# Settings
 
-The hyperparameters and other settings of `config`, a dict, which are also the keywords of `PPOConfig`, `DQNConfig`
-and `QMIXConfig`. Names are the classic ones of RLlib. An unknown key is refused with the nearest known one;
+The hyperparameters and other settings of `config`, a dict, which are also the keywords of `PPOConfig`, `DQNConfig`,
+`SACConfig` and `QMIXConfig`. Names are the classic ones of RLlib. An unknown key is refused with the nearest known one;
 classic keys without a meaning in menv warn once.
 This page is built from the docstrings of the settings (`python -m tests.settings_page`).
 
@@ -49,16 +49,22 @@ def page() -> str:
         ("PPO", "", PPOConfig, _names(PPOConfig) - common),
         (
             "DQN",
-            "Of those above `rollout_fragment_length` and `train_batch_size` are others.",
+            "`rollout_fragment_length` and `train_batch_size` have other defaults than above.",
             DQNConfig,
             _said_anew(DQNConfig, common),
         ),
         ("QMIX", "All of DQN, and:", QMIXConfig, _said_anew(QMIXConfig, off_policy)),
+        (
+            "SAC",
+            "All of DQN but `double_q`, `dueling`, `cql_alpha` and `exploration_config`, and:",
+            SACConfig,
+            _said_anew(SACConfig, off_policy),
+        ),
         ("`model`", "", ModelConfig, _names(ModelConfig)),
         ("`multiagent`", "", MultiAgentConfig, _names(MultiAgentConfig)),
         ("`self_play`", "", SelfPlayConfig, _names(SelfPlayConfig)),
         ("`exploration_config`", "Of DQN and QMIX.", ExplorationConfig, _names(ExplorationConfig)),
-        ("`replay_buffer_config`", "Of DQN and QMIX.", ReplayBufferConfig, _names(ReplayBufferConfig)),
+        ("`replay_buffer_config`", "Of DQN, SAC and QMIX.", ReplayBufferConfig, _names(ReplayBufferConfig)),
     ]
     return BEGINNING + "".join(part(title, text, owner, names) for title, text, owner, names in parts)
 
@@ -87,7 +93,7 @@ def _names(owner: type[Any]) -> set[str]:
 def _said_anew(owner: type[Any], known: set[str]) -> set[str]:
     """Return the fields of a config that are not known, or about which it says something of its own."""
     anew = {name for cls in _settings_of(owner) if cls is not AlgorithmConfig for name, _ in _docstrings(cls)}
-    if owner is QMIXConfig:
+    if owner in (QMIXConfig, SACConfig):
         anew = {name for name, _ in _docstrings(owner)}
     return (_names(owner) - known) | (anew & _names(owner))
 

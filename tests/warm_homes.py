@@ -146,11 +146,12 @@ def _settle(job: dict[str, Any], files: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    # Its functions are called last at the end, as those of what is imported first.
-    import menv.workers.process_exit
     import menv.workers.worker_process
 
     Later.stand_for("onnxruntime")
+    # Files of tests import it, and their classes are found there.
+    import pytest  # noqa: F401
+
     import menv.algorithms.dqn.dqn
     import menv.algorithms.ppo.ppo
     import menv.algorithms.rollouts.rollout_worker

@@ -148,8 +148,7 @@ if __name__ == "__main__":
     import torch  # noqa: F401
 
     Later.stand_for("onnxruntime")
-    import menv.algorithms.dqn.dqn
-    import menv.algorithms.ppo.ppo  # noqa: F401
+    from menv.algorithms import DQN, PPO  # noqa: F401
 
     gc.collect()
     gc.freeze()

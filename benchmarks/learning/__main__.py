@@ -2,7 +2,7 @@
 
     python -m benchmarks.learning [--only NAME ...] [--seeds N] [--report]
 
-Each run is a process of its own, `menv train ENV --zoo TABLE --seed SEED`, for at most 30 minutes; `menv evaluate`
+Each run is a process of its own, `menv train ENV --zoo TABLE --seed SEED`, for at most 10 minutes; `menv evaluate`
 then plays 100 episodes with the final policy. Runs that the CSV files have are not repeated unless their settings
 have changed, so that this can be stopped and started at any time.
 """
@@ -27,12 +27,11 @@ import numpy as np
 
 import menv
 from benchmarks.learning.page import write_page
-from benchmarks.learning.tables import Experiment, groups, missing
+from benchmarks.learning.tables import DEFAULTS, Experiment, groups, missing
 from menv.algorithms.training.learn import TIMESTEPS
-from menv.cli.zoo import required_zoo_settings
 from menv.tracking.run_folder import Run
 
-MINUTES = 30
+MINUTES = 10
 POINTS = 50
 
 
@@ -43,7 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="such as CartPole-v1, or '*/DQN'"
     )
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="how many, from 0 (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="how many, from 0 (%(default)s)")
     parser.add_argument("--report", action="store_true", help="run nothing, write the page")
     args = parser.parse_args()
     for group in [] if args.report else groups():
@@ -65,7 +64,7 @@ def main() -> None:
 
 def measured(experiment: Experiment, seed: int, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train and evaluate in two processes; return the line of the results and those of the curve."""
-    zoo = required_zoo_settings(experiment.env, experiment.table)
+    zoo = experiment.zoo
     key = {"env": experiment.env, "table": experiment.table, "seed": seed}
     bounds = [f"time_total_s={60 * MINUTES}", f"{TIMESTEPS}={zoo.env_steps}"]
     stop = [word for bound in bounds for word in ("--stop", bound)]
@@ -73,8 +72,7 @@ def measured(experiment: Experiment, seed: int, folder: Path) -> tuple[dict[str,
     _menv(
         "train",
         experiment.train,
-        "--zoo",
-        experiment.table,
+        *_settings(experiment),
         "--seed",
         str(seed),
         "--run-dir",
@@ -115,6 +113,14 @@ def measured(experiment: Experiment, seed: int, folder: Path) -> tuple[dict[str,
         "versions": _versions(),
     }
     return result, curve
+
+
+def _settings(experiment: Experiment) -> list[str]:
+    """Return the arguments of `menv train` that choose the settings."""
+    zoo = experiment.zoo
+    if not experiment.table.endswith(DEFAULTS):
+        return ["--zoo", experiment.table]
+    return ["--no-zoo", "--run", zoo.algorithm, "--config", json.dumps(zoo.settings)]
 
 
 def _menv(*arguments: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from menv.tracking.curves import plot_curves
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 PAGE = DOCS / "learning.md"
 PICTURES = DOCS / "learning"
+AXES = {"env_steps": "env steps", "wall_s": "minutes"}
+"""The columns of the curves that are drawn, and what the axis says."""
 ALONE = 1.5
 """The load up to which a run had a processor for itself."""
 
@@ -40,21 +43,28 @@ def write_page() -> None:
 def section(group: Group) -> str:
     """Return the table and the pictures of a group."""
     rows = "\n".join(_row(group, experiment) for experiment in group.experiments)
-    pictures = [f"![{env}](learning/{_file(env)})" for env, curves in _curves(group) if curves]
+    pictures = [
+        f"![{env} over env steps](learning/{_file(env, 'env_steps')}) ![over minutes](learning/{_file(env, 'wall_s')})"
+        for env, curves in _curves(group, "env_steps")
+        if curves
+    ]
     return "\n\n".join([f"{_HEAD}\n{rows}", *pictures])
 
 
 def draw_curves(folder: Path) -> None:
-    """Draw the curves of each environment: the mean over seeds, and the range of the seeds."""
+    """Draw the curves of each environment over env steps and over minutes: the mean and the range of the seeds."""
     folder.mkdir(exist_ok=True)
-    for group in groups():
-        for env, curves in _curves(group):
+    for group, (column, label) in product(groups(), AXES.items()):
+        for env, curves in _curves(group, column):
             if curves:
                 lines = {name: [(x, mean) for x, _, mean, _ in points] for name, points in curves.items()}
                 bands = {
                     name: [(x, low, high) for x, low, _, high in points] for name, points in curves.items()
                 }
-                plot_curves(folder / _file(env), lines, bands=bands, title=env, y_label="return")
+                plot_curves(
+                    folder / _file(env, column), lines, bands=bands, title=env, x_label=label, y_label="return",
+                    width=6.4,
+                )  # fmt: skip
 
 
 def _row(group: Group, experiment: Experiment) -> str:
@@ -101,20 +111,23 @@ def _seconds(results: list[Row]) -> str:
     return f"{statistics.mean(float(row['wall_s']) for row in results):,.0f} s{'*' if busy else ''}"
 
 
-def _curves(group: Group) -> Iterator[tuple[str, dict[str, list[tuple[float, float, float, float]]]]]:
-    """Yield each environment with the points (env steps, lowest, mean, highest) of its settings."""
+def _curves(
+    group: Group, column: str
+) -> Iterator[tuple[str, dict[str, list[tuple[float, float, float, float]]]]]:
+    """Yield each environment with the points (x, lowest, mean, highest) of its settings."""
     for env in dict.fromkeys(one.env for one in group.experiments):
         curves = {one.table: group.curves(one) for one in group.experiments if one.env == env}
-        yield env, {table: _summary(list(seeds.values())) for table, seeds in curves.items() if seeds}
+        yield env, {table: _summary(list(seeds.values()), column) for table, seeds in curves.items() if seeds}
 
 
-def _summary(seeds: list[list[Row]]) -> list[tuple[float, float, float, float]]:
-    lines = [np.array([[float(row["env_steps"]), float(row["score"])] for row in rows]).T for rows in seeds]
+def _summary(seeds: list[list[Row]], column: str) -> list[tuple[float, float, float, float]]:
+    unit = 60 if column == "wall_s" else 1
+    lines = [np.array([[float(row[column]) / unit, float(row["score"])] for row in rows]).T for rows in seeds]
     first, last = max(line[0][0] for line in lines), min(line[0][-1] for line in lines)
     along = np.linspace(first, last, 50)
     values = np.array([np.interp(along, *line) for line in lines])
     return list(zip(along, values.min(0), values.mean(0), values.max(0), strict=True))
 
 
-def _file(env: str) -> str:
-    return re.sub(r"[^\w.]+", "-", env) + ".svg"
+def _file(env: str, column: str) -> str:
+    return re.sub(r"[^\w.]+", "-", env) + ("-minutes" if column == "wall_s" else "") + ".svg"

@@ -9,14 +9,18 @@ from __future__ import annotations
 import csv
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from menv.cli.zoo import required_zoo_settings
+from menv.algorithms.config.zoo import ZooSettings, required_zoo_settings
 
 HERE = Path(__file__).parent
+DEFAULTS = " defaults"
+"""What follows the name of a table whose settings are the algorithm's defaults."""
+_OF_RUNS = ("env_config", "num_envs_per_worker", "critic_obs", "mixer")
+"""Settings of a table that say what is run, and not how it learns."""
 KEYS = ("env", "table", "seed")
 RESULTS = (
     *KEYS, "settings", "score", "score_std", "best", "episodes", "env_steps", "wall_s", "cpu_s", "load", "cpus", "date",
@@ -33,10 +37,11 @@ class Experiment:
 
     Attributes:
         env: The name of the environment, as `menv train` reads it.
-        table: The table of `menv/zoo`.
+        table: The table of `menv/zoo`. With " defaults" behind it, the algorithm's default settings for as many env
+            steps.
         score: The key of a result that is compared, at the end and in the curve.
         curve: The column of `progress.csv` that is drawn.
-        explore: Whether the final policy samples its actions.
+        explore: Whether the final policy samples its actions; the `evaluation_config` of a zoo table counts first.
         evaluate: The environment that the final policy is evaluated in.
         episodes: The number of episodes there.
         options: Further arguments of `menv train`.
@@ -54,9 +59,19 @@ class Experiment:
     train: str
 
     @property
+    def zoo(self) -> ZooSettings:
+        """The settings."""
+        found = required_zoo_settings(self.env, self.table.removesuffix(DEFAULTS), "PPO")
+        if not self.table.endswith(DEFAULTS):
+            return found
+        return replace(
+            found, settings={key: found.settings[key] for key in _OF_RUNS if key in found.settings}
+        )
+
+    @property
     def settings(self) -> str:
         """The hash of the settings."""
-        return required_zoo_settings(self.env, self.table).hash
+        return self.zoo.hash
 
 
 @dataclass(frozen=True)
@@ -130,7 +145,7 @@ def _group(path: Path) -> Group:
     experiments = [
         Experiment(
             env["name"], table, score := env.get("score", "episode_reward_mean"), env.get("curve", score),
-            env.get("explore", False), env.get("evaluate", train), env.get("episodes", 100),
+            _samples(env, table), env.get("evaluate", train), env.get("episodes", 100),
             tuple(env.get("options", ())), train,
         )
         for env in content["envs"]
@@ -138,6 +153,12 @@ def _group(path: Path) -> Group:
         for table in env["tables"]
     ]  # fmt: skip
     return Group(path, content["title"], experiments)
+
+
+def _samples(env: Mapping[str, Any], table: str) -> bool:
+    zoo = required_zoo_settings(env["name"], table.removesuffix(DEFAULTS), "PPO")
+    told = zoo.settings.get("evaluation_config", {})
+    return bool(told.get("explore", env.get("explore", False)))
 
 
 def _is_of(row: Row, experiment: Experiment) -> bool:

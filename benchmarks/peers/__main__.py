@@ -4,7 +4,8 @@
 
 Each library has a virtual environment and a script of its own. A round runs every script once, the next round in the
 other order; the figures are medians over the rounds. A library that gave up learning is not trained again.
-`--save` writes `results.json` and the page in `docs`, if no script failed.
+`--save` writes `results.json` and the page in `docs`, if no script failed. A run of some libraries and tasks gets a
+section of its own.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
+import urllib.request
 import venv
 from pathlib import Path
 from typing import Any
@@ -29,12 +32,16 @@ NEEDS = {
     "tianshou": ["tianshou", *TEAMS],
     "rllib": ["ray[rllib]", *TEAMS],
     "torchrl": ["torchrl", "benchmarl", "vmas", *TEAMS],
+    # What its extra for algorithms has besides is not needed here, and keeps pip searching.
+    "jaxmarl": ["jaxmarl", "distrax", "optax", "hydra-core", "omegaconf", "wandb", *TEAMS],
 }
 """What is installed for each library; `menv` and `bare` run in the interpreter of this process."""
 SHARED = {"benchmarl": "torchrl"}
 """Libraries that run in the environment of another."""
+IPPO = "https://raw.githubusercontent.com/FLAIROx/JaxMARL/c793d095618c6d3edfb5632802348f57b70a4b94/baselines/IPPO/"
+"""Where JaxMARL has its IPPO scripts, which its package does not bring."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-ALL_TASKS = [*TASKS, "time_to_450"]
+ALL_TASKS = [*TASKS, "time_to_450", "spread_training"]
 
 
 def install(folder: Path) -> None:
@@ -53,6 +60,8 @@ def install(folder: Path) -> None:
     # Without the rest of PATH, in which a CUDA compiler may be.
     variables = {**os.environ, "NO_OCEAN": "1", "PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
     subprocess.run([*pip, *limits, *apart, *NEEDS[folder.name]], env=variables, check=True)
+    for name in ("ippo_ff_mpe.py", "config/ippo_ff_mpe.yaml") if folder.name == "jaxmarl" else ():
+        urllib.request.urlretrieve(IPPO + name, folder / Path(name).name)
 
 
 def run(folder: Path, name: str, seed: int, tasks: list[str]) -> list[dict[str, Any]]:
@@ -99,16 +108,20 @@ def main() -> None:
             tasks = [task for task in args.tasks if not (gave_up and task == "time_to_450")]
             lines[name] += run(args.folder, name, seed, tasks)
     found = {
+        "flags": shlex.join(word for word in sys.argv[1:] if word not in ("--install", "--save")),
         "busy": args.busy,
         "cpus": os.cpu_count(),
         "python": sys.version.split()[0],
         "rounds": args.rounds,
         "lines": lines,
     }
-    print(render(found))
+    print(render([found]))
     if args.save:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-        PAGE.write_text(render(found))
+        runs = [one for one in json.loads(RESULTS.read_text()) if one["flags"] != found["flags"]]
+        # The run of all libraries comes first.
+        runs = sorted([*runs, found], key=lambda one: -len(one["lines"]))
+        RESULTS.write_text(json.dumps(runs, indent=1) + "\n")
+        PAGE.write_text(render(runs))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Adapter(BaseEnv):
         """Begin new episodes, and count env steps on from [E] `env_steps`, so that no random number is used twice."""
 
     def limit_steps(self, steps: float, by_agent_steps: bool) -> None:
-        """Deliver at most so many more steps that clients played themselves."""
+        """Deliver at most this many further steps that clients played themselves."""
 
     def episodes_at(self, env_indices: Iterable[int]) -> list[EnvId]:
         """Return the ids of clients' open episodes at some indices."""

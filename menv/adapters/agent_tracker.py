@@ -26,7 +26,6 @@ from menv.adapters.validation import (
 from menv.base_env import (
     ALL,
     COMMON,
-    SINGLE_AGENT,
     AgentId,
     End,
     EnvId,
@@ -44,7 +43,6 @@ _KEPT_SLOTS = 256
 _KEPT_LAYOUTS = 256
 _NO_INFO: Mapping[str, Any] = {}
 _NO_FLAGS: Mapping[AgentId, bool] = {}
-_SINGLE: list[AgentId] = [SINGLE_AGENT]
 
 
 class WaitingAgents:
@@ -133,7 +131,9 @@ class AgentTracker:
         env_index: int,
         allocator: SlotAllocator,
         possible_agents: frozenset[AgentId] | None,
+        common_reward: str | None = None,
     ) -> None:
+        self._common_reward = common_reward
         self.env_id = env_id
         self.env_index = env_index
         self.obs: list[Any] = []
@@ -169,6 +169,8 @@ class AgentTracker:
             ContractError: The five dicts break the contract of `MultiAgentEnv`.
         """
         layout = self.waiting
+        if self._common_reward is not None:
+            result = self._pay_team(result)
         try:
             obs, rewards, terminateds, truncateds, infos = result
             # Flags and infos are usually the same as before: comparing dicts is cheaper than reading them.
@@ -185,6 +187,20 @@ class AgentTracker:
         self.episode_steps += 1
         self._set_rows(obs, rewards, _NO_INFO, events)
         return False
+
+    def _pay_team(self, result: Any) -> Any:
+        """Return what `step` returned, with the team's reward for each agent that had a trajectory."""
+        team = self.alive()
+        if (
+            not isinstance(result, tuple)
+            or len(result) != 5
+            or not isinstance(result[1], Mapping)
+            or not team
+        ):
+            return result
+        total = sum(self._number(agent, reward) for agent, reward in result[1].items())
+        share = total / len(team) if self._common_reward == "mean" else total
+        return result[0], dict.fromkeys(team, float(share)), *result[2:]
 
     def _step_in_full(self, result: object, events: PollEvents) -> bool:
         self.episode_steps += 1
@@ -224,19 +240,19 @@ class AgentTracker:
             self._add_rewards(rewards, obs, _NO_FLAGS, _NO_FLAGS, events)
         self._set_waiting(obs, infos, events)
 
-    def step_plain(self, obs: Mapping[AgentId, Any]) -> bool:
-        """Process a step that has only new observations of the agents that wait; False, and no change, otherwise.
+    def step_plain(self, obs: Mapping[AgentId, Any], rewards: Mapping[AgentId, float]) -> bool:
+        """Process new observations and finite rewards of the agents that wait; False, and no change, if there is more.
 
         A fast path of `step`.
         """
         layout = self.waiting
         if type(obs) is not dict or [*obs] != layout.agents:
             return False
-        if self.held or layout.checked_at != self._num_ends:
+        if self.held or layout.checked_at != self._num_ends or not rewards.keys() <= obs.keys():
             return False
         self.episode_steps += 1
-        self.obs = [*obs.values()]
-        self.rewards, self.infos = layout.no_rewards, layout.no_infos
+        self.obs, self.infos = [*obs.values()], layout.no_infos
+        self.rewards = [rewards.get(agent, 0.0) for agent in obs] if rewards else layout.no_rewards
         return True
 
     def add_rewards(self, rewards: Mapping[AgentId, Any], events: PollEvents) -> None:
@@ -297,12 +313,6 @@ class AgentTracker:
         self.episode_steps = 0
         for agent, slot in self.slots.items():
             self._allocator.seats[slot] = env_id, agent
-
-    @property
-    def single(self) -> bool:
-        """Whether the one agent of an episode without agent ids waits and has no pending reward."""
-        waiting = self.waiting
-        return waiting.agents == _SINGLE and not self.held and waiting.checked_at == self._num_ends
 
     def enter(self, agent: AgentId) -> tuple[int, Join | None]:
         """Return the slot of an agent without rows, and its join if its trajectory begins."""

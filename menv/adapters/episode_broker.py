@@ -1,8 +1,9 @@
 """The broker of external episodes: callers in any thread on one side, the thread that samples on the other.
 
 `ExternalEnv` and the serving sessions call `start`, `request_actions`, `log_action`, `log_returns`, `end`, `add_chunk`
-and `lose`; the adapter of external environments reads what they sent with `collect`. The broker keeps the order of
-calls within an episode and refuses invalid calls at once, in the caller's thread. It knows neither spaces nor policies.
+and `lose`. Each call appends a step to the `EpisodeChannel` of its episode; the adapter of external environments asks
+`collect` which channels have one and reads it with `next_step`. The broker keeps the order of calls within an episode
+and refuses invalid calls at once, in the caller's thread. It knows neither spaces nor policies.
 """
 
 from __future__ import annotations
@@ -10,24 +11,17 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, takewhile
-from operator import attrgetter
-from typing import Any
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-from menv.adapters.episode_channel import (
-    ActionCall,
-    ActionCallback,
-    ByteBudget,
-    ChannelStep,
-    EpisodeChannel,
-    RequestBatch,
-)
-from menv.base_env import ALL, SINGLE_AGENT, AgentId, EnvId, ExternalTrajectory
+from menv.base_env import ALL, AgentId, EnvId, ExternalTrajectory
 from menv.errors import CallOrderError, EpisodeError
-from menv.external_env import mixed, over, stopped, unlike
+from menv.external_env import finite_reward, mixed, over, stopped, unlike
 
+STEP_BYTES = 1_000
+"""What a step or a trajectory chunk counts for in a byte budget, in addition to its data."""
 # Ids of finished episodes that are remembered, so that they are not used twice.
 _KEPT_IDS = 10_000
 # Logged steps of one episode that may wait for the sampler before `log_action` blocks.
@@ -38,35 +32,178 @@ _MAX_FINISHED = 256
 _MAX_START_WAIT_S = 1.0
 # Seconds after a fault in which other calls are still read; they may never stop.
 _FAULT_GRACE_S = 0.5
+_LONGEST_WAIT_S = 1.0
+# How often in a row `collect` waits `batch_wait` seconds while requests of others keep coming.
+_MAX_BATCH_WAITS = 8
+
+ActionCallback: TypeAlias = Callable[[Mapping[AgentId, Any] | BaseException], None]
+"""Receives the actions of all agents in a request, or the error; called in the sampler's thread."""
+LoggedReturns: TypeAlias = tuple[Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, bool], int]
+"""Rewards, infos and done flags by agent, and their size in bytes."""
+
+# Shared by nearly all steps, which log nothing; never written to.
+_NOTHING: dict[Any, Any] = {}
+
+
+class ByteBudget:
+    """How many bytes of one client wait for the sampler; also counted in `total`, the budget of all clients.
+
+    `waiting` may be read from any thread. The broker writes it under its lock.
+    """
+
+    __slots__ = ("total", "waiting")
+
+    def __init__(self, total: ByteBudget | None = None) -> None:
+        self.waiting = 0
+        self.total = total
+
+    def add(self, size: int) -> None:
+        """Count bytes that arrived, or with a negative size bytes that the sampler read."""
+        self.waiting += size
+        if (total := self.total) is not None:
+            total.waiting += size
+
+
+@dataclass(slots=True)
+class ChannelStep:
+    """One observation of an episode and what was logged before it, or a chunk of steps that the client played.
+
+    Attributes:
+        obs: By agent; None of a chunk, or if the episode was lost.
+        rewards: Sums since the previous step, by agent.
+        infos: The last info dict of each agent since then.
+        done: Agents whose own trajectories end.
+        actions: Actions that the caller chose, by agent; None if it asks for actions.
+        over: `(terminated, truncated)` if the episode ends, else None.
+        callback: Receives the actions.
+        chunk: The steps whose actions the client chose; None of a single step.
+        size: Bytes in the budget of its client.
+    """
+
+    obs: Mapping[AgentId, Any] | None
+    rewards: dict[AgentId, float] = field(default_factory=dict)
+    infos: dict[AgentId, Mapping[str, Any]] = field(default_factory=dict)
+    done: dict[AgentId, bool] = field(default_factory=dict)
+    actions: Mapping[AgentId, Any] | None = None
+    over: tuple[bool, bool] | None = None
+    callback: ActionCallback | None = None
+    chunk: ExternalTrajectory | None = None
+    size: int = 0
+
+    def respond(self, actions: Mapping[AgentId, Any] | BaseException) -> None:
+        """Call back once: a `stop` in another thread may get here first."""
+        callback, self.callback = self.callback, None
+        if callback is not None:
+            callback(actions)
+
+
+@dataclass(slots=True, eq=False)
+class EpisodeChannel:
+    """One open episode, in the order of its calls. The broker guards it with its lock.
+
+    Attributes:
+        budget: Counts the bytes that wait here; channels with one budget belong to one client.
+        steps: Sent, and not read by the sampler.
+        logged: What was logged since the last step: sums of rewards, infos and done flags, all by agent.
+        logged_bytes: Bytes of that.
+        asked: Whether a caller waits for actions.
+        busy: Whether the sampler has read a step that has no answer yet; only the sampler sets it.
+        begun: Whether the sampler has read a step.
+        over: Whether the last step was sent.
+        lost: Why the episode was lost, else None.
+        chunked: True if its caller sends trajectory chunks, False if it sends steps, None before either.
+    """
+
+    episode_id: str
+    trained: bool
+    budget: ByteBudget
+    steps: deque[ChannelStep] = field(default_factory=deque)
+    rewards: dict[AgentId, float] = field(default_factory=dict)
+    infos: dict[AgentId, Mapping[str, Any]] = field(default_factory=dict)
+    done: dict[AgentId, bool] = field(default_factory=dict)
+    logged_bytes: int = 0
+    asked: bool = False
+    busy: bool = False
+    begun: bool = False
+    over: bool = False
+    lost: str | None = None
+    chunked: bool | None = None
+
+    def next_step(
+        self, obs: Mapping[AgentId, Any] | None, callback: ActionCallback | None = None
+    ) -> ChannelStep:
+        """Return a step with everything that was logged since the last one."""
+        rewards, infos, done = self.rewards, self.infos, self.done
+        if not (rewards or infos or done):
+            return ChannelStep(obs, _NOTHING, _NOTHING, _NOTHING, None, None, callback)
+        self.rewards, self.infos, self.done = {}, {}, {}
+        return ChannelStep(obs, rewards, infos, done, None, None, callback)
+
+    def log_returns(
+        self,
+        rewards: Mapping[AgentId, Any],
+        infos: Mapping[AgentId, Mapping[str, Any]],
+        done: Mapping[AgentId, bool],
+        size: int = 0,
+    ) -> None:
+        """Add rewards, infos and done flags to the next step; changes nothing if a reward is not a finite number."""
+        checked = {agent: finite_reward(reward, self.episode_id, agent) for agent, reward in rewards.items()}
+        self.logged_bytes += size
+        self.budget.add(size)
+        for agent, number in checked.items():
+            self.rewards[agent] = self.rewards.get(agent, 0.0) + number
+        self.infos.update(infos)
+        self.done.update({agent: flag for agent, flag in done.items() if flag and agent != ALL})
+
+    def push(self, step: ChannelStep, size: int) -> None:
+        """Append a step of `size` bytes."""
+        size += STEP_BYTES
+        self.budget.add(size)
+        step.size = size + self.logged_bytes
+        self.logged_bytes = 0
+        self.steps.append(step)
+
+    def pending_rewards(self) -> dict[AgentId, float]:
+        """Return the rewards that the sampler has not read, by agent."""
+        pending = dict(self.rewards)
+        for step in self.steps:
+            rewards = step.rewards
+            if step.chunk is not None:
+                rewards = {agent: float(steps.rewards.sum()) for agent, steps in step.chunk.agents.items()}
+            for agent, reward in rewards.items():
+                pending[agent] = pending.get(agent, 0.0) + reward
+        return pending
 
 
 class EpisodeBroker:
     """Open episodes, what their callers sent, and which callers wait for an answer.
 
-    The `size` of a call is what it counts for in its caller's byte budget.
+    The `size` of a call is what it counts for in its caller's byte budget, `returns` what was logged before it.
 
     Args:
         max_open: Most episodes that may be open at once; None for any number.
+        batch_wait: Seconds that `collect` waits for the next request of another episode.
 
     Attributes:
         weights_seq_no: The number of the current weights.
-        on_message: Called in the caller's thread after each message.
-        expected: How many episodes were answered together last; their callers will probably call again together.
+        expected: How many episodes were answered together last, or asked meanwhile; their callers will probably call
+            again together.
     """
 
-    def __init__(self, max_open: int | None = None) -> None:
+    def __init__(self, max_open: int | None = None, batch_wait: float = 0.0) -> None:
         self.weights_seq_no = 0
-        self.on_message: Callable[[], None] | None = None
         self.expected = 0
         self._max_open = max_open
+        self._batch_wait = batch_wait
         # Used directly where no wait is needed: entering a Condition takes longer.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        # How many episodes have to be ready before a `collect` that waits looks again.
+        self._wanted = 1
         self._channels: dict[str, EpisodeChannel] = {}
         self._finished_ids: OrderedDict[str, None] = OrderedDict()
         self._ready = ReadyQueue()
-        # At most one batch waits, so no byte budget has to count it.
-        self._batch: RequestBatch | None = None
+        self._own_budget = ByteBudget()
         # How many finished episodes have steps that the sampler has not read.
         self._unread_finished = 0
         self._fault: BaseException | None = None
@@ -82,11 +219,10 @@ class EpisodeBroker:
     @property
     def ready(self) -> int:
         """How many episodes have something to read."""
-        batch = self._batch
-        return len(self._ready) + (0 if batch is None else len(batch.channels))
+        return len(self._ready)
 
     def limit_steps(self, steps: float, by_agent_steps: bool) -> None:
-        """Set how many more steps of trajectory chunks the sampler wants; see `ReadyQueue.room`."""
+        """Set how many more steps the sampler wants; see `ReadyQueue.room`."""
         self._ready.room, self._ready.by_agent_steps = steps, by_agent_steps
 
     def start(
@@ -125,66 +261,28 @@ class EpisodeBroker:
                     f"start_episode: {len(self._channels)} episodes are open, expected at most max_concurrent="
                     f"{self._max_open}; end one first"
                 )
-            self._channels[episode_id] = EpisodeChannel(episode_id, trained, budget)
+            self._channels[episode_id] = EpisodeChannel(episode_id, trained, budget or self._own_budget)
             return episode_id
 
-    def check(self, call: str, episode_id: str) -> None:
-        """Raise `EpisodeError` if the episode does not exist or waits for actions."""
-        with self._lock:
-            self._channel(call, episode_id)
-
     def request_actions(
-        self, episode_id: str, obs: Mapping[AgentId, Any], callback: ActionCallback, size: int = 0
+        self,
+        episode_id: str,
+        obs: Mapping[AgentId, Any],
+        callback: ActionCallback,
+        size: int = 0,
+        returns: LoggedReturns | None = None,
     ) -> None:
         """Send an observation and ask for the actions of all its agents; returns at once.
 
         Raises:
             EpisodeError: The episode does not exist, or waits for actions already.
         """
-        for _, error in self.request_many([(episode_id, obs, callback, size, None)]):
-            raise error
-
-    def request_many(self, calls: Iterable[ActionCall]) -> list[tuple[ActionCall, CallOrderError]]:
-        """Log returns and ask for actions in many episodes; return the refused calls, which changed nothing."""
-        refused = []
         with self._lock:
-            for call in calls:
-                episode_id, obs, callback, size, returns = call
-                try:
-                    channel = self._channel_to_ask(episode_id)
-                    if returns is not None:
-                        channel.log_returns(*returns)
-                except CallOrderError as error:
-                    refused.append((call, error))
-                else:
-                    channel.chunked, channel.asked = False, True
-                    channel.push(channel.next_step(obs, callback), size)
-                    if not channel.busy:
-                        self._ready.add(channel)
-            self._notify()
-        return refused
-
-    def request_batch(self, batch: RequestBatch) -> bool:
-        """Ask for the actions of a batch; False if it must be sent request by request, and nothing changed."""
-        with self._lock:
-            if self._stopped or self._batch is not None:
-                return False
-            channels = batch.channels
-            for episode_id in batch.episode_ids:
-                channel = self._channels.get(episode_id)
-                if channel is None or not channel.batchable or channel.asked:
-                    for marked in channels:
-                        marked.asked = marked.busy = False
-                    channels.clear()
-                    return False
-                # What is sent from now on waits until the batch has been answered.
-                channel.asked = channel.busy = True
-                channels.append(channel)
-            self._batch = batch
-            self._changed.notify_all()
-            if self.on_message is not None:
-                self.on_message()
-        return True
+            channel = self._channel_of_steps("get_action", episode_id)
+            if returns is not None:
+                channel.log_returns(*returns)
+            channel.asked = True
+            self._push(channel, channel.next_step(obs, callback), size)
 
     def log_action(
         self,
@@ -195,6 +293,7 @@ class EpisodeBroker:
         wait: bool = True,
         size: int = 0,
         callback: ActionCallback | None = None,
+        returns: LoggedReturns | None = None,
     ) -> None:
         """Send an observation and the actions that the caller itself chose for it.
 
@@ -206,16 +305,20 @@ class EpisodeBroker:
             CallOrderError: An agent that observed has no action.
         """
         with self._changed:
-            channel = self._channel("log_action", episode_id)
+            channel = self._channel_of_steps("log_action", episode_id)
             while wait and len(channel.steps) >= _MAX_LOGGED:
                 self._changed.wait()
-                channel = self._channel("log_action", episode_id)
+                channel = self._channel_of_steps("log_action", episode_id)
             # Agents that are done need no action.
-            if obs.keys() != actions.keys() and obs.keys() - channel.done != actions.keys() - channel.done:
-                raise unlike(obs, actions)
+            if obs.keys() != actions.keys():
+                done = channel.done.keys() | (returns[2].keys() if returns is not None else ())
+                if obs.keys() - done != actions.keys() - done:
+                    raise unlike(obs, actions)
+            if returns is not None:
+                channel.log_returns(*returns)
             step = channel.next_step(obs, callback)
             step.actions = actions
-            self._push_step(channel, step, size)
+            self._push(channel, step, size)
 
     def log_returns(
         self,
@@ -238,7 +341,13 @@ class EpisodeBroker:
             channel.log_returns(rewards, infos or {}, done or {}, size)
 
     def end(
-        self, episode_id: str, obs: Mapping[AgentId, Any], *, truncated: bool = False, size: int = 0
+        self,
+        episode_id: str,
+        obs: Mapping[AgentId, Any],
+        *,
+        truncated: bool = False,
+        size: int = 0,
+        returns: LoggedReturns | None = None,
     ) -> None:
         """End an episode with its last observations.
 
@@ -246,10 +355,13 @@ class EpisodeBroker:
             EpisodeError: The episode does not exist, or waits for actions.
         """
         with self._lock:
-            channel = self._channel("end_episode", episode_id)
+            channel = self._channel_of_steps("end_episode", episode_id)
+            if returns is not None:
+                channel.log_returns(*returns)
             step = channel.next_step(obs)
             step.over = not truncated, truncated
-            self._push_step(channel, step, size)
+            self._close(channel)
+            self._push(channel, step, size)
 
     def add_chunk(self, episode_id: str, chunk: ExternalTrajectory, size: int = 0) -> None:
         """Send a chunk of an episode whose actions the client chose; the last chunk ends the episode.
@@ -268,11 +380,10 @@ class EpisodeBroker:
             if chunk.over:
                 self._close(channel)
             self._push(channel, ChannelStep(None, chunk=chunk), size)
-            self._notify()
 
-    def has_chunks(self, client: ByteBudget) -> bool:
-        """Return whether the sampler has not read all chunks of a client. Called in the sampler's thread."""
-        return client in self._ready.chunked
+    def has_unread(self, client: ByteBudget) -> bool:
+        """Return whether the sampler has not read all chunks and ended episodes of a client."""
+        return client in self._ready.ended
 
     def lose(self, episode_ids: Iterable[str], why: str) -> None:
         """End episodes whose client is gone: the outcome of their last actions is unknown.
@@ -289,7 +400,6 @@ class EpisodeBroker:
                 step.over = False, True
                 self._close(channel)
                 self._push(channel, step, 0)
-            self._notify()
 
     def fail(self, fault: BaseException) -> None:
         """Let `collect` raise once it has read what was sent before, and soon in any case."""
@@ -303,13 +413,10 @@ class EpisodeBroker:
         with self._changed:
             self._stopped = True
             unread = [step for channel in self._channels.values() for step in channel.steps]
-            self._ready.clear()
-            batch, self._batch = self._batch, None
+            self._ready = ReadyQueue()
             self._changed.notify_all()
         for step in unread:
             step.respond(stopped())
-        if batch is not None:
-            batch.respond(stopped())
 
     def wake(self) -> None:
         """Let a `collect` that waits return."""
@@ -326,71 +433,70 @@ class EpisodeBroker:
         """
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while not (self.ready or self._fault or self._woken or self._stopped):
+            while not (self._ready or self._interrupted):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     break
-                self._changed.wait(left)
+                # A signal may call `wake` just before the wait begins, which nothing ends then.
+                self._changed.wait(_LONGEST_WAIT_S if left is None else min(left, _LONGEST_WAIT_S))
+            if self._batch_wait:
+                self._await_others()
             self._woken = False
             if self._stopped:
                 raise over()
-            if self._fault and (not self.ready or time.monotonic() - self._fault_at > _FAULT_GRACE_S):
+            if self._fault and (not self._ready or time.monotonic() - self._fault_at > _FAULT_GRACE_S):
                 raise self._fault
-            return self._ready.take(self.ready - len(self._ready))
+            return self._ready.take()
 
-    def take_batch(self) -> RequestBatch | None:
-        """Return the batch that waits, if any; its episodes are busy until `batch_answered`."""
-        with self._lock:
-            batch, self._batch = self._batch, None
-        return batch
+    @property
+    def _interrupted(self) -> bool:
+        return bool(self._fault or self._woken or self._stopped)
 
-    def next_steps(self, channels: Sequence[EpisodeChannel]) -> list[ChannelStep | None]:
-        """Remove and return the next step of each channel, None while its last step has no answer."""
-        found: list[ChannelStep | None] = []
-        with self._lock:
-            for channel in channels:
-                if channel.busy or not channel.steps:
-                    found.append(None)
-                    continue
-                if len(channel.steps) == _MAX_LOGGED:
-                    self._changed.notify_all()
-                found.append(channel.pop())
-                if channel.over and not channel.steps:
-                    self._ready.discard(channel)
-                    self._unread_finished -= 1
-                    if self._unread_finished == _MAX_FINISHED - 1:
-                        self._changed.notify_all()
-            for channel in channels:
-                if channel.chunked and channel.steps:
-                    self._ready.add(channel)
-        return found
+    def _await_others(self) -> None:
+        """Wait for as many requests as came together last time, while more of them come."""
+        until, seen = time.monotonic() + _MAX_BATCH_WAITS * self._batch_wait, 0
+        # Waking this thread for each of them would cost more than what is gained.
+        self._wanted = min(self.expected, len(self._channels))
+        while seen < (ready := len(self._ready)) < self._wanted and not self._interrupted:
+            seen = ready
+            self._changed.wait(min(self._batch_wait, max(0.0, until - time.monotonic())))
+        self._wanted = 1
 
-    def answered(self, channels: Iterable[EpisodeChannel], batchable: Iterable[EpisodeChannel] = ()) -> None:
-        """Let `collect` return what was sent after steps that are answered now.
+    def next_step(self, channel: EpisodeChannel, *, without_steps: bool = False) -> ChannelStep | None:
+        """Remove and return the next step of a channel, None while its last step has no answer.
 
-        Args:
-            channels: The channels of these steps.
-            batchable: Those with one agent, whose next requests may form a batch.
+        `without_steps` returns a step only if it completes none.
         """
         with self._lock:
-            self.expected = 0
-            for channel in channels:
-                self.expected += channel.asked
-                channel.asked = channel.busy = False
-                if channel.steps:
+            steps = channel.steps
+            if channel.busy or not steps or (without_steps and self._ready.num_steps(steps[0])):
+                return None
+            if len(steps) == _MAX_LOGGED:
+                self._changed.notify_all()
+            channel.begun = True
+            step = steps.popleft()
+            channel.budget.add(-step.size)
+            if steps:
+                if channel.chunked:
                     self._ready.add(channel)
-            for channel in batchable:
-                pending = channel.steps or channel.rewards or channel.infos or channel.done
-                channel.batchable = not (pending or channel.over)
+                return step
+            self._ready.discard(channel)
+            if channel.over:
+                self._unread_finished -= 1
+                if self._unread_finished == _MAX_FINISHED - 1:
+                    self._changed.notify_all()
+            return step
 
-    def batch_answered(self, batch: RequestBatch) -> None:
-        """Let `collect` return what was sent after a batch that is answered now."""
+    def answered(self, channels: Iterable[EpisodeChannel]) -> None:
+        """Let `collect` return what was sent after steps of these channels that are answered now."""
         with self._lock:
-            self.expected = len(batch.channels)
-            for channel in batch.channels:
+            count = len(self._ready)
+            for channel in channels:
+                count += channel.asked
                 channel.asked = channel.busy = False
                 if channel.steps:
                     self._ready.add(channel)
+            self.expected = count
 
     def done_agents(self, episode_id: str, done: Mapping[Any, bool] | None) -> set[AgentId]:
         """Return the agents whose observations in the next step are their last ones, `done` of that step included."""
@@ -410,25 +516,16 @@ class EpisodeBroker:
         with self._lock:
             channels = (*begun, *self._ready, *self._channels.values())
             found = {channel.episode_id: channel.pending_rewards() for channel in channels}
-            held = {episode_id: by_agent for episode_id, by_agent in found.items() if by_agent}
-            if (batch := self._batch) is not None:
-                for episode_id, reward in zip(batch.episode_ids, batch.rewards.tolist(), strict=True):
-                    if reward:
-                        by_agent = held.setdefault(episode_id, {})
-                        by_agent[SINGLE_AGENT] = by_agent.get(SINGLE_AGENT, 0.0) + reward
-        return held
-
-    def _named(self, episode_id: str) -> EpisodeChannel | None:
-        try:
-            return self._channels.get(episode_id)
-        except TypeError:  # Unhashable, so no id.
-            return None
+        return {episode_id: by_agent for episode_id, by_agent in found.items() if by_agent}
 
     def _channel(self, call: str, episode_id: str) -> EpisodeChannel:
         """Return an open channel in which no caller waits; rewards may be logged while one does."""
         if self._stopped:
             raise stopped()
-        channel = self._named(episode_id)
+        try:
+            channel = self._channels.get(episode_id)
+        except TypeError:  # Unhashable, so no id.
+            channel = None
         if channel is None:
             finished = isinstance(episode_id, str | int) and episode_id in self._finished_ids
             why = "is completed" if finished else "was not found"
@@ -442,33 +539,20 @@ class EpisodeBroker:
             )
         return channel
 
-    def _channel_to_ask(self, episode_id: str) -> EpisodeChannel:
-        channel = self._named(episode_id)
-        if channel is None or channel.asked or self._stopped:
-            channel = self._channel("get_action", episode_id)
+    def _channel_of_steps(self, call: str, episode_id: str) -> EpisodeChannel:
+        channel = self._channel(call, episode_id)
         if channel.chunked:
-            raise mixed("episode", episode_id)
+            raise mixed(call, episode_id)
         return channel
 
-    def _push_step(self, channel: EpisodeChannel, step: ChannelStep, size: int) -> None:
-        if channel.chunked:
-            raise mixed("episode", channel.episode_id)
-        channel.chunked = False
-        if step.over is not None:
-            self._close(channel)
-        self._push(channel, step, size)
-        self._notify()
-
     def _push(self, channel: EpisodeChannel, step: ChannelStep, size: int) -> None:
+        if channel.chunked is None:
+            channel.chunked = False
         channel.push(step, size)
         if not channel.busy:
             self._ready.add(channel)
-
-    def _notify(self) -> None:
-        if self._ready:
-            self._changed.notify_all()
-            if self.on_message is not None:
-                self.on_message()
+            if len(self._ready) >= self._wanted:
+                self._changed.notify_all()
 
     def _close(self, channel: EpisodeChannel) -> None:
         channel.over = True
@@ -479,144 +563,101 @@ class EpisodeBroker:
             self._finished_ids.popitem(last=False)
 
 
-# Limits per poll. The end of an episode takes the sampler several times as long as a request, and a trajectory chunk
-# several times as long as the end of an episode.
-_MAX_FINISHED_PER_POLL = 16
-_MAX_ENDS_PER_POLL = 4
-_MAX_CHUNKS_PER_POLL = 2
+# What one poll reads. The end of an episode takes the sampler several times as long as a request, and a chunk several
+# times as long as an end.
+_MAX_ENDS = 8
+_MAX_CHUNKS = 2
 
 
 class ReadyQueue:
-    """The channels that have something to read, in an order that is fair to all callers.
+    """The channels that have something to read: those that ask, and those with an end or a chunk, by client.
 
-    Slow work comes in small parts: thousands of episodes that end at once, or that arrive as chunks, must not delay
-    the callers that wait for actions.
+    Ends and chunks are read a few at a time, of each client in turn: thousands of episodes that end at once, or that
+    arrive as chunks, must not delay the callers that wait for actions. Episodes that the sampler has begun come first.
 
     Attributes:
-        room: How many more steps the sampler wants. At 0 only chunks of episodes that it has begun count.
+        room: How many more steps the sampler wants. At 0 only chunks of episodes that it has begun are read.
         by_agent_steps: Whether `room` counts agent steps, not env steps.
-        chunked: Channels with chunks, by client; the client whose turn it is comes first.
+        ended: Channels with ends or chunks, by client; the client whose turn it is comes first.
     """
 
     def __init__(self) -> None:
         self.room: float = float("inf")
         self.by_agent_steps = False
-        self._asking: dict[str, EpisodeChannel] = {}
-        # Finished episodes: begun by the sampler before they finished; not begun; begun afterwards, with steps left.
-        self._ended: dict[str, EpisodeChannel] = {}
-        self._logged: dict[str, EpisodeChannel] = {}
-        self._half_read: dict[str, EpisodeChannel] = {}
-        self._half_read_ids: set[str] = set()
-        self.chunked: dict[ByteBudget, dict[str, EpisodeChannel]] = {}
-        self._kinds = (self._asking, self._ended, self._logged, self._half_read)
-        self._num_chunked = self._num_begun = 0
-        self._last_order = 0
+        self.ended: dict[ByteBudget, OrderedDict[EpisodeChannel, None]] = {}
+        self._asking: dict[EpisodeChannel, None] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._kinds)) + (self._num_chunked if self.room > 0 else self._num_begun)
+        """Return how many channels may be read now; without room at most one of each client with ends or chunks."""
+        if self.room > 0:
+            return len(self._asking) + sum(map(len, self.ended.values()))
+        return len(self._asking) + sum(self._is_due(channels) for channels in self.ended.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._asking) or any(map(self._is_due, self.ended.values()))
+
+    def _is_due(self, channels: OrderedDict[EpisodeChannel, None]) -> bool:
+        first = next(iter(channels))
+        return self.room > 0 or first.begun or not first.chunked
 
     def __iter__(self) -> Iterator[EpisodeChannel]:
-        for channels in (*self._kinds, *self.chunked.values()):
-            yield from channels.values()
-
-    def clear(self) -> None:
-        """Forget all channels."""
-        for channels in (*self._kinds, self.chunked):
-            channels.clear()
-        self._num_chunked = self._num_begun = 0
+        for channels in (self._asking, *self.ended.values()):
+            yield from channels
 
     def add(self, channel: EpisodeChannel) -> None:
         """Add a channel, or move it if its episode has ended by now."""
-        name, before = channel.episode_id, None
-        if channel.chunked:
-            channels = self.chunked.setdefault(channel.budget, {})
-            self._num_chunked += name not in channels
-            self._num_begun += channel.begun and name not in channels
-        elif channel.over:
-            before = self._asking.pop(name, None)
-            begun = self._half_read if name in self._half_read_ids else self._ended
-            channels = begun if channel.begun else self._logged
-        else:
-            channels = self._asking
-        if name not in channels:
-            channels[name] = channel
-            if before is None:
-                self._last_order = channel.order = self._last_order + 1
+        if not (channel.chunked or channel.over):
+            self._asking[channel] = None
+            return
+        self._asking.pop(channel, None)
+        channels = self.ended.setdefault(channel.budget, OrderedDict())
+        channels[channel] = None
+        if channel.begun:
+            channels.move_to_end(channel, last=False)
 
     def discard(self, channel: EpisodeChannel) -> None:
-        """Forget an episode that is over and read to its end.
+        """Forget an episode that ended while the sampler read its last action, and that is read to its end."""
+        self._asking.pop(channel, None)
+        channels = self.ended.get(channel.budget)
+        if channels is not None:
+            channels.pop(channel, None)
+            if not channels:
+                del self.ended[channel.budget]
 
-        An episode that ended while the sampler read its last action is in the queue a second time.
+    def take(self) -> list[EpisodeChannel]:
+        """Remove and return the channels to read next, ends and chunks first.
+
+        A caller that only logs may have ended hundreds of episodes before the sampler reads the first step. Each of
+        them completes one step at most, so a fragment reads no more of them than it lacks steps. Every episode asks at
+        least once: where as many ends as requests are read, ends do not pile up.
         """
-        self._half_read_ids.discard(channel.episode_id)
-        for channels in self._kinds:
-            channels.pop(channel.episode_id, None)
-
-    def take(self, other_requests: int = 0) -> list[EpisodeChannel]:
-        """Remove and return the channels to read next, in the order in which they were added.
-
-        Args:
-            other_requests: How many episodes ask for actions and are not in this queue.
-        """
-        asking = list(self._asking.values())
-        self._asking.clear()
-        more = self._take_finished(len(asking) + other_requests) + self._take_chunked()
-        return sorted(asking + more, key=attrgetter("order")) if more else asking
-
-    def _take_finished(self, asking: int) -> list[EpisodeChannel]:
-        """Remove and return a few finished episodes.
-
-        A caller that only logs may have finished hundreds before the sampler reads the first step. Each of them
-        completes one step at most, so a fragment reads no more of them than it lacks steps.
-        """
-        room = self.room if self.room > 0 else _MAX_FINISHED_PER_POLL
-        most = min(_MAX_FINISHED_PER_POLL, room)
-        # Every episode asks at least once: where as many ends as requests are read, ends do not pile up.
-        ended = _take_first(self._ended, max(min(_MAX_ENDS_PER_POLL, room), asking), self.by_agent_steps)
-        half_read = _take_first(self._half_read, most, self.by_agent_steps)
-        room_left = most - max(len(half_read), len(self._half_read_ids))
-        begun = _take_first(self._logged, room_left, self.by_agent_steps)
-        self._half_read_ids.update(channel.episode_id for channel in begun)
-        return ended + half_read + begun
-
-    def _take_chunked(self) -> list[EpisodeChannel]:
-        """Remove and return a few channels with chunks, of each client in turn, while there is room."""
         taken: list[EpisodeChannel] = []
-        room, full = self.room, self.room <= 0
-        while len(taken) < _MAX_CHUNKS_PER_POLL and (
-            self._num_begun if full else self._num_chunked and room > 0
-        ):
-            client = next(iter(self.chunked))
-            channels = self.chunked.pop(client)
-            channel = next((one for one in channels.values() if one.begun or not full), None)
-            if channel is not None:
-                del channels[channel.episode_id]
-                self._num_chunked -= 1
-                self._num_begun -= channel.begun
-                room -= self._num_steps(channel.steps[0])
-                # An end without steps needs no room.
-                ends = takewhile(lambda step: not self._num_steps(step), islice(channel.steps, 1, None))
-                taken += [channel, *(channel for _ in ends)]
-            if channels:
-                self.chunked[client] = channels
-        return taken
+        asking, room = list(self._asking), self.room
+        ends, chunks = max(min(_MAX_ENDS, room) if room > 0 else _MAX_ENDS, len(asking)), _MAX_CHUNKS
 
-    def _num_steps(self, step: ChannelStep) -> int:
-        """Return how many steps a chunk has; the loss of an episode has none."""
+        def may_read(channel: EpisodeChannel) -> bool:
+            if channel.chunked:
+                return chunks > 0 and (room > 0 or (self.room <= 0 and channel.begun))
+            return ends > 0
+
+        while client := next((one for one, own in self.ended.items() if may_read(next(iter(own)))), None):
+            channels = self.ended.pop(client)
+            channel, _ = channels.popitem(last=False)
+            if channels:
+                self.ended[client] = channels
+            steps = self.num_steps(channel.steps[0])
+            if channel.chunked:
+                chunks, room = chunks - 1, room - steps
+            else:
+                ends -= max(1, steps)
+            taken.append(channel)
+        self._asking.clear()
+        return taken + asking
+
+    def num_steps(self, step: ChannelStep) -> int:
+        """Return how many steps a chunk completes, or at most an observation; the loss of an episode completes none."""
         if step.chunk is None:
-            return 0
+            return (len(step.obs) if self.by_agent_steps else 1) if step.obs else 0
         if self.by_agent_steps:
             return sum(len(steps.rewards) for steps in step.chunk.agents.values())
         return step.chunk.env_steps
-
-
-def _take_first(
-    channels: dict[str, EpisodeChannel], most: float, by_agent_steps: bool
-) -> list[EpisodeChannel]:
-    """Remove and return the first channels, up to `most` episodes, or about that many agents."""
-    taken = []
-    while channels and most > 0:
-        channel = channels.pop(next(iter(channels)))
-        taken.append(channel)
-        most -= max(1, len(channel.steps[0].obs or ())) if by_agent_steps and channel.steps else 1
-    return taken

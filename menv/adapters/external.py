@@ -17,8 +17,7 @@ import numpy as np
 
 from menv.adapters.adapter import Adapter
 from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgents, join_slots
-from menv.adapters.episode_broker import EpisodeBroker
-from menv.adapters.episode_channel import ChannelStep, EpisodeChannel, RequestBatch
+from menv.adapters.episode_broker import ChannelStep, EpisodeBroker, EpisodeChannel
 from menv.adapters.poll_events import PollEvents
 from menv.adapters.validation import as_rewards, by_sub_environment, check_answers, reward_labels
 from menv.base_env import (
@@ -28,7 +27,6 @@ from menv.base_env import (
     End,
     EnvId,
     ExternalTrajectory,
-    IntArray,
     Ready,
     TrajectoryChunk,
     Unclaimed,
@@ -129,7 +127,7 @@ class ExternalEpisode:
     """An open episode as the sampler sees it.
 
     Attributes:
-        step: The step that waits for an answer; None if there is none, or if a whole batch waits.
+        step: The step that waits for an answer; None if there is none.
         acted: Whether an agent was asked, or acted in a chunk; without that the episode does not count.
     """
 
@@ -144,9 +142,6 @@ class ExternalEpisode:
 
 class ExternalEnvs(Adapter):
     """The open episodes of one `RequestSource`.
-
-    Requests that arrive as a `RequestBatch` are delivered as columns, if nothing else was sent since the last poll, and
-    answered together, if all of them are answered at once. Otherwise they become steps of their episodes.
 
     Args:
         source: Where calls come from.
@@ -192,20 +187,13 @@ class ExternalEnvs(Adapter):
         # Indices of sub-environments that stepped since the last poll, once per step.
         self._stepped: list[int] = []
         self._due: list[ExternalEpisode] = []
-        # How many of these have new observations and nothing else.
+        # How many of these have new observations and rewards, and nothing else.
         self._num_plain = 0
         # Episodes that wait for answers, in the order of the rows that were delivered last.
         self._asked: list[ExternalEpisode] = []
         self._events = PollEvents()
         self._chunks: list[TrajectoryChunk] = []
         self._delivered = (list[WaitingAgents](), np.zeros(0, np.int64))
-        # The batch that the sampler has not answered yet.
-        self._batch: RequestBatch | None = None
-        # Channels of the last batch, and what was looked up for them; most batches have the same ones.
-        self._batch_channels: list[EpisodeChannel] = []
-        self._batch_episodes: list[ExternalEpisode] = []
-        self._batch_indices: IntArray = np.zeros(0, np.int64)
-        self._batch_rows: tuple[list[WaitingAgents], IntArray] = ([], self._batch_indices)
         # Held while steps are read or answered, so that `stop` in another thread finds each of them in one place.
         self._lock = threading.RLock()
         self._over = False
@@ -221,14 +209,8 @@ class ExternalEnvs(Adapter):
         with self._lock:
             if self._over:
                 raise over()
-            batch = self.broker.take_batch()
-            if batch is not None:
-                if not channels:
-                    return self._deliver_batch(batch)
-                for channel, step in zip(batch.channels, batch.split(), strict=True):
-                    self._advance(channel, step)
-            for channel, sent in zip(channels, self.broker.next_steps(channels), strict=True):
-                self._advance(channel, sent)
+            for channel in channels:
+                self._advance(channel)
             return self._deliver()
 
     @property
@@ -253,23 +235,9 @@ class ExternalEnvs(Adapter):
         self.source.answered()
 
     def _answer(self, slots: Any, actions: Any) -> None:
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            all_rows = slots is self._delivered[1] and isinstance(actions, Sequence | np.ndarray)
-            if all_rows and len(actions) == len(slots):
-                self.broker.batch_answered(batch)
-                batch.respond(actions)
-                return
-            # Some of the rows, or another order.
-            for episode, step in zip(self._batch_episodes, batch.split(), strict=True):
-                episode.step = step
-            self._asked = self._batch_episodes
         due = self._match_all(slots, actions) or self._match(slots, actions)
         # The channels are free before their callers get the answers, for these call again at once.
-        self.broker.answered(
-            [episode.channel for episode, _, _ in due],
-            [episode.channel for episode, _, _ in due if episode.tracker.single],
-        )
+        self.broker.answered([episode.channel for episode, _, _ in due])
         for episode, step, answers in due:
             episode.step = None
             step.respond(answers)
@@ -349,17 +317,17 @@ class ExternalEnvs(Adapter):
                 step, episode.step = episode.step, None
                 if step is not None:
                     step.respond(stopped())
-            if (batch := self._batch) is not None:
-                batch.respond(stopped())
         self.source.stop()
 
-    def _advance(self, channel: EpisodeChannel, sent: ChannelStep | None) -> None:
-        """Process a chunk, or steps up to one that must be answered first."""
-        if sent is not None and sent.chunk is not None:
-            self._add_chunk(channel, sent.chunk)
-            return
-        while sent is not None and not self._process(channel, sent):
-            (sent,) = self.broker.next_steps([channel])
+    def _advance(self, channel: EpisodeChannel) -> None:
+        """Process a chunk and the end behind it, or steps up to one that must be answered first."""
+        step = self.broker.next_step(channel)
+        while step is not None:
+            if step.chunk is not None:
+                self._add_chunk(channel, step.chunk)
+                step = self.broker.next_step(channel, without_steps=True)
+            else:
+                step = None if self._process(channel, step) else self.broker.next_step(channel)
 
     def _process(self, channel: EpisodeChannel, step: ChannelStep) -> bool:
         """Process a step; True if it waits for an answer. A caller that broke a rule gets the error, as poll does."""
@@ -384,8 +352,12 @@ class ExternalEnvs(Adapter):
                 self._drop(channel, step.rewards)
                 return False
             episode = self._begin(channel, step)
-        elif step.obs and step.plain and episode.tracker.step_plain(step.obs):
-            # Nearly all steps: the same agents, and no rewards.
+        elif (
+            step.obs
+            and not (step.infos or step.done or step.over)
+            and episode.tracker.step_plain(step.obs, step.rewards)
+        ):
+            # Nearly all steps: the same agents.
             self._stepped.append(episode.tracker.env_index)
             self._num_plain += step.actions is None
         elif self._step(episode, step):
@@ -520,11 +492,8 @@ class ExternalEnvs(Adapter):
         if layouts != before:
             slots = join_slots(layouts)
         self._delivered = (layouts, slots)
-        if all_plain:
-            rewards = np.zeros(len(slots))
-        else:
-            listed = list(chain.from_iterable([tracker.rewards for tracker in trackers]))
-            rewards = as_rewards(listed, lambda: reward_labels(trackers))
+        listed = list(chain.from_iterable([tracker.rewards for tracker in trackers]))
+        rewards = np.array(listed) if all_plain else as_rewards(listed, lambda: reward_labels(trackers))
         events, self._events = self._events, PollEvents()
         chunks, self._chunks = self._chunks, []
         return Ready(
@@ -536,22 +505,6 @@ class ExternalEnvs(Adapter):
             None if all_plain else list(chain.from_iterable(tracker.infos for tracker in trackers)),
             {} if all_plain else _chosen_actions(due), self._allocator.seats, chunks, events.faults,
         )  # fmt: skip
-
-    def _deliver_batch(self, batch: RequestBatch) -> Ready:
-        if batch.channels != self._batch_channels:
-            self._batch_channels = batch.channels
-            episodes = self._batch_episodes = [self._episodes[one.episode_id] for one in batch.channels]
-            layouts = [episode.tracker.waiting for episode in episodes]
-            self._batch_indices = np.array([episode.tracker.env_index for episode in episodes], np.int64)
-            self._batch_rows = (layouts, join_slots(layouts))
-        self._delivered = self._batch_rows
-        for episode in self._batch_episodes:
-            episode.tracker.episode_steps += 1
-        self._env_steps[self._batch_indices] += 1
-        self._batch = batch
-        return Ready(
-            self._batch_rows[1], batch.obs, batch.rewards, self._env_steps, seats=self._allocator.seats
-        )
 
 
 def _chosen_actions(episodes: Iterable[ExternalEpisode]) -> dict[int, Any]:

@@ -182,7 +182,7 @@ class GymEnvs(LocalEnvs):
         self._begin(index, *self._recreate(index, "step", error, steps=length))
 
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
-        """Step copies one after another, report ends, replace those that raised, and return the rewards.
+        """Step copies one after another, report ends, replace copies that raised, and return the rewards.
 
         Raises:
             ContractError: A step returned something invalid; the message names the copy.

@@ -66,8 +66,8 @@ class GymVectorEnvs(LockstepEnvs):
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Refuse: the sub-environments belong to `env`."""
         raise ConfigError(
-            f"try_restart: {type(self.env).__name__} makes its own sub-environments, expected one that menv makes; "
-            "use num_envs_per_worker with the single environment instead"
+            f"try_restart: {type(self.env).__name__} creates its own sub-environments, expected an environment that "
+            "menv creates; use num_envs_per_worker with the single environment instead"
         )
 
     def start_from(self, env_steps: IntArray) -> None:
@@ -301,7 +301,7 @@ def info_of(infos: Mapping[str, Any], index: int) -> Mapping[str, Any]:
                 found[name] = values[index] if isinstance(values, np.ndarray | list | tuple) else values
         except (IndexError, TypeError) as error:
             raise ContractError(
-                f"env {index} step: infos hold nothing of it under {name!r} ({error}), expected an array of one value "
+                f"env {index} step: infos have no entry for it in {name!r} ({error}), expected an array of one value "
                 f"for each sub-environment, and one of flags, {'_' + name!r}, if only some have it; fix its infos"
             ) from error
     return found

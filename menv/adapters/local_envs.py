@@ -35,7 +35,7 @@ from menv.errors import (
 TOLERATED = 2
 """How many crashes of one sub-environment in a row, without progress in between, do not end the run by default."""
 PROGRESS = 10
-"""An episode of so many env steps is progress, even if it ends with a crash."""
+"""An episode of this many env steps is progress, even if it ends with a crash."""
 PAUSE = 0.1
 """Seconds to wait before another replacement for each crash in a row after the first."""
 # Causes that keep their tracebacks; with more sub-environments in trouble the tracebacks become text.
@@ -99,7 +99,7 @@ class CrashLog:
         """Return the error that ends the run, with the first cause of the series as its cause."""
         text, cause, _ = self._series[index]
         lost = isinstance(cause, WorkerLostError)
-        above = "what is known of its process" if lost else "the environment's own traceback"
+        above = "the report of its process" if lost else "the environment's own traceback"
         error = EnvCrashError(f"{text}{more}; {above} is above{hint}")
         error.__cause__, error._fault = cause, self._faults[index]
         return error
@@ -417,6 +417,6 @@ class LocalEnvs(Adapter):
 def interrupted_poll_error() -> CallOrderError:
     """Return the error for a poll after an interrupted one, which left `_in_poll` set."""
     return CallOrderError(
-        "poll: the one before was broken off, so that some sub-environments may have stepped and others not, "
-        "expected new episodes; call try_reset() first"
+        "poll: the previous poll was interrupted, so some sub-environments may have stepped and others not, expected "
+        "new episodes; call try_reset() first"
     )

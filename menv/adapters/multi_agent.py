@@ -125,7 +125,9 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _new_trackers(self) -> list[AgentTracker]:
         return [
-            AgentTracker(index, index, self._allocator, possible_agents(env))
+            AgentTracker(
+                index, index, self._allocator, possible_agents(env), getattr(env, "common_reward", None)
+            )
             for index, env in enumerate(self._envs)
         ]
 

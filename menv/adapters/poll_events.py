@@ -69,6 +69,6 @@ def check_info(info: object, whose: str) -> None:
     """Raise a `ContractError` that begins with `whose` if an info is not a dict, or a subclass of dict."""
     if not isinstance(info, dict):
         raise ContractError(
-            f"{whose} is {type(info).__name__}, expected a dict; return {{}} if there is nothing to tell",
+            f"{whose} is {type(info).__name__}, expected a dict; return {{}} if there is no info",
             "ME029",
         )

@@ -89,7 +89,7 @@ class TableChecks:
         self._expect(flagged, "ended", f"{who} is neither terminated nor truncated", "one of both")
         answered = end.slot not in self._waits or end.withdrawn or self.was_reset
         self._expect(answered, "ended", f"{who} ends while it waits for an action", "an answer first")
-        self._expect(isinstance(end.info, dict), "ended", f"the info of {who} is no dict", "a dict")
+        self._expect(isinstance(end.info, dict), "ended", f"the info of {who} is not a dict", "a dict")
         del self._living[end.slot]
         self._waits.discard(end.slot)
         self._had_rows.pop(self._running[end.env_id], None)
@@ -146,7 +146,7 @@ class TableChecks:
             )
         for index in {self._running[self._living[slot][0]] for slot in rows}:
             now = self._steps[index]
-            got = f"{now} at new rows of sub-environment {index}, as at those before"
+            got = f"{now} at new rows of sub-environment {index}, as at earlier rows"
             self._expect(now > self._had_rows.get(index, -1), "env_steps", got, "more")
             self._had_rows[index] = now
         for part in ("rewards", "obs", *(("infos",) if ready.infos is not None else ())):

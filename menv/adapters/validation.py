@@ -278,7 +278,7 @@ def as_rewards(rewards: Any, labels: Callable[[], Iterable[str]], hint: str = ""
 
 
 def as_flags(flags: Any, where: str) -> npt.NDArray[Any]:
-    """Return E flags as an array of numbers; `where` begins the error about one that is no flag."""
+    """Return E flags as an array of numbers; `where` begins the error about one that is not a flag."""
     try:
         found = np.asarray(flags)
     except (TypeError, ValueError, RuntimeError):

@@ -63,6 +63,7 @@ class LockstepEnvs(Adapter):
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
         self._all_slots = np.arange(num_envs)
+        self._agent_numbers = np.zeros(num_envs, np.int64)
         self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
         self.env_steps = np.zeros(num_envs, np.int64)
         self._episode_start = np.zeros(num_envs, np.int64)
@@ -129,7 +130,7 @@ class LockstepEnvs(Adapter):
         self._delivered = True
         self._renewed.clear()
         began, self._joined = self._joined, _NOBODY
-        joined = Joins(began, began, np.zeros(len(began), np.int64), _NAMES) if len(began) else ()
+        joined = Joins(began, began, self._agent_numbers[: len(began)], _NAMES) if len(began) else ()
         return Ready(slots, obs, rewards, self.env_steps, joined, ended, episodes, (), infos, {}, self._seats)
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -265,8 +266,8 @@ class LockstepEnvs(Adapter):
         infos: Any,
     ) -> None:
         """Report the ends of the episodes of some sub-environments."""
-        lengths = self.env_steps[over] - self._episode_start[over]
-        agents = np.zeros(len(over), np.int64)
+        lengths = (self.env_steps - self._episode_start).take(over)
+        agents = self._agent_numbers[: len(over)]
         self._ended.append(Ends(over, over, agents, rewards, terminated, truncated, finals, _NAMES, infos))
         self._episodes.append(EpisodeEnds(over, terminated, truncated, lengths))
 
@@ -286,7 +287,7 @@ class LockstepEnvs(Adapter):
         self._set_rows(step)
 
     def _take_step(self, actions: object, slots: IntArray | None) -> VectorStep:
-        """Take an env step. A reset is no step: a reward that wrappers add to it is dropped."""
+        """Take an env step. A reset is not a step: a reward that wrappers add to it is dropped."""
         step = self._step_all(actions, slots)
         rewards = as_rewards(step.rewards, self._reward_labels)
         if step.begun is not None:
@@ -314,7 +315,7 @@ class LockstepEnvs(Adapter):
         self._slots, self._rewards, self._obs, self._infos = self._all_slots, rewards, step.obs, step.infos
         if absent is not None:
             present = self._slots = (~absent).nonzero()[0]
-            self._rewards, self._obs = rewards[present], _rows_at(step.obs, present)
+            self._rewards, self._obs = rewards.take(present), _rows_at(step.obs, present)
             self._infos = _rows_at(step.infos, present) if step.infos else ()
         self._delivered = False
         if not len(self._slots):
@@ -324,10 +325,12 @@ class LockstepEnvs(Adapter):
         finals, infos = step.finals, step.final_infos
         if finals is None:
             is_array = isinstance(step.obs, np.ndarray)
-            finals = step.obs[done] if is_array else [own_copy(step.obs[i]) for i in done.tolist()]
+            finals = (
+                step.obs.take(done, axis=0) if is_array else [own_copy(step.obs[i]) for i in done.tolist()]
+            )
             infos = [step.infos[i] for i in done.tolist()] if step.infos else ()
-        terminated, truncated = step.terminated[done] != 0, step.truncated[done] != 0
-        self._report(done, step.rewards[done], terminated, truncated, finals, infos)
+        terminated, truncated = (flags.take(done) != 0 for flags in (step.terminated, step.truncated))
+        self._report(done, step.rewards.take(done), terminated, truncated, finals, infos)
 
     def _waiting(self) -> set[int]:
         waits = self._started and self._actions is None
@@ -380,6 +383,8 @@ def _only(reports: list[Any]) -> Any:
 
 
 def _rows_at(values: Any, places: IntArray) -> Any:
+    if isinstance(values, np.ndarray):
+        return values.take(places, axis=0)
     return [values[place] for place in places.tolist()] if isinstance(values, list) else values[places]
 
 

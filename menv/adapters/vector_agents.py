@@ -30,10 +30,11 @@ from menv.base_env import (
     MultiEnvDict,
     NestedRows,
     Ready,
+    StateRows,
     Unclaimed,
     join_rows,
 )
-from menv.env_calls import close_env, returned
+from menv.env_calls import close_env, returned, state_rows
 from menv.errors import (
     CallOrderError,
     ConfigError,
@@ -65,6 +66,15 @@ class VectorAgentEnvs(Adapter):
         self.action_space = _by_agent(env.action_spaces, agents)
         self.env_steps: IntArray = np.zeros(self.num_envs, np.int64)
         self._name = type(env).__name__
+        spaces = [env.observation_spaces[agent] for agent in agents]
+        is_alike = (
+            bool(spaces) and all(space == spaces[0] for space in spaces) and parts_of(spaces[0]) is None
+        )
+        # The space of all agents, where they have one and it is not a dict.
+        self._box = spaces[0] if is_alike else None
+        self._common_reward = getattr(env, "common_reward", None)
+        # Set by `as_team` where a run uses the states, whose worlds' agents are no groups.
+        self._has_states = hasattr(env, "run_state_size") and not hasattr(env, "run_groups")
         self._seed = None if seed is None else rng.reset_seed(seed, first_index, 0)
         shape = len(agents), self.num_envs
         self._all_slots = np.arange(shape[0] * shape[1])
@@ -208,7 +218,8 @@ class VectorAgentEnvs(Adapter):
         self._waiting = _NO_SLOTS
         self.env_steps += 1
         paid = self._grid("step", "rewards", rewards)
-        self._held += as_rewards(paid.reshape(-1), self._reward_labels).reshape(paid.shape)
+        paid = as_rewards(paid.reshape(-1), self._reward_labels).reshape(paid.shape)
+        self._held += self._paid_to_team(paid) if self._common_reward else paid
         terminated, truncated = (
             self._flags("step", name, flags)
             for name, flags in (("terminated", terminated), ("truncated", truncated))
@@ -222,8 +233,16 @@ class VectorAgentEnvs(Adapter):
         if over is not None or np.count_nonzero(ended) or np.count_nonzero(self._alive) < self._alive.size:
             last = now if over is None else self._observations("step", FINAL_OBS, infos.get(FINAL_OBS))
             events = self._ends(ended, terminated, truncated, over, acting, now, last)
+            if self._has_states and events[0]:
+                events[0].infos = self._states_at(events[0].env_indices, over, infos)
         self._obs = now
         self._set_ready(acting, events)
+
+    def _paid_to_team(self, paid: Column) -> Column:
+        """Return [A, E] the team's reward for each agent that had a trajectory; worlds without any stay unchanged."""
+        team, total = np.count_nonzero(self._alive, axis=0), paid.sum(axis=0)
+        share = total / np.maximum(team, 1) if self._common_reward == "mean" else total
+        return np.where(team > 0, np.where(self._alive, share, 0.0), paid)
 
     def _ends(
         self,
@@ -297,9 +316,17 @@ class VectorAgentEnvs(Adapter):
         rewards = self._held.reshape(-1)[slots]
         self._held.reshape(-1)[slots] = 0.0
         obs = self._obs if slots is self._all_slots else self._obs[slots]
+        states = StateRows(state_rows(self.env)[slots % self.num_envs]) if self._has_states else None
         self._ready = Ready(
-            slots, obs, rewards, self.env_steps, joined, ended, episodes, unclaimed, seats=self._seats
+            slots, obs, rewards, self.env_steps, joined, ended, episodes, unclaimed, states, seats=self._seats
         )
+
+    def _states_at(self, envs: IntArray, over: Flags | None, infos: Mapping[str, Any]) -> StateRows:
+        """Return the last states of trajectories that ended in worlds `envs` [K]."""
+        states = state_rows(self.env)
+        if over is not None:
+            states = np.where(over[:, None], state_rows(self.env, infos), states)
+        return StateRows(states[envs])
 
     def _acting(self, method: str, infos: Any, done: Flags, over: Flags | None, ended: Flags) -> Flags:
         """Return [A, E] which agents act next, after the trajectories that `ended`."""
@@ -343,19 +370,29 @@ class VectorAgentEnvs(Adapter):
         if isinstance(column, Mapping):
             if missing := [agent for agent in agents if agent not in column]:
                 raise self._wrong(
-                    f"{method}: {name} of agent {missing[0]!r} are missing; return those of all", "ME021"
+                    f"{method}: {name} of agent {missing[0]!r} are missing; return {name} of all agents",
+                    "ME021",
                 )
             return [_leaves(column[agent]) for agent in agents]
+        return [*self._agents_first(method, name, column)]
+
+    def _agents_first(self, method: str, name: str, column: Any) -> Column:
+        """Return an array [E, A, ...] as [A, E, ...], without a copy."""
         array = _array(column)
-        if array.shape[:2] != (self.num_envs, len(agents)):
+        if array.shape[:2] != (self.num_envs, len(self._agents)):
             raise self._wrong(
                 f"{method}: {name} are {_described(column)}, expected a dict by agent of arrays "
-                f"[{self.num_envs}, ...], or one array [{self.num_envs}, {len(agents)}, ...]; return either", "ME021"
+                f"[{self.num_envs}, ...], or one array [{self.num_envs}, {len(self._agents)}, ...]; return one of "
+                "them", "ME021"
             )  # fmt: skip
-        return [array[:, number] for number in range(len(agents))]
+        return array.swapaxes(0, 1)
 
     def _grid(self, method: str, name: str, column: Any) -> Column:
         """Return numbers or flags as [A, E]."""
+        if not isinstance(column, Mapping):
+            grid = self._agents_first(method, name, column)
+            if grid.ndim == 2 and grid.dtype.kind in "biuf":
+                return np.ascontiguousarray(grid)
         parts = self._parts(method, name, column)
         for agent, part in zip(self._agents, parts, strict=True):
             if (
@@ -379,6 +416,11 @@ class VectorAgentEnvs(Adapter):
             raise self._wrong(
                 f"{method}: infos[{name!r}] is missing; put the last observations there", "ME099"
             )
+        if not isinstance(column, Mapping) and self._box is not None:
+            grid = self._agents_first(method, name, column)
+            if grid.shape[2:] == self._box.shape and grid.dtype == self._box.dtype:
+                # The usual case: all agents have one plain space.
+                return np.ascontiguousarray(grid).reshape(-1, *grid.shape[2:])
         parts = self._parts(method, name, column)
         for agent, part in zip(self._agents, parts, strict=True):
             self._check_obs(f"{method}: {name} of agent {agent!r}", part, self.env.observation_spaces[agent])

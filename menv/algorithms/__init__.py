@@ -1,9 +1,9 @@
-"""Algorithms: PPO, DQN and QMIX, and everything that trains policies.
+"""Algorithms: PPO, DQN, SAC and QMIX, and everything that trains policies.
 
-Begin with `algorithm.py`, the training loop. `config/` holds the settings, `ppo/`, `dqn/` and `qmix/` the algorithms,
-`off_policy/` what the last two share, `networks/` their networks. Experience and evaluations come from `rollouts/`;
-`training/` holds the policies, their learners, `learn`, checkpoints and leagues. This is the only package that imports
-torch and onnx, and only when something is built.
+Begin with `algorithm.py`, the training loop. `config/` holds the settings, `ppo/`, `dqn/`, `sac/` and `qmix/` the
+algorithms, `off_policy/` what the last three share, `networks/` their networks. Experience and evaluations come from
+`rollouts/`; `training/` holds the policies, their learners, `learn`, checkpoints and leagues. This is the only package
+that imports torch and onnx, and only when something is built.
 """
 
 from menv._lazy_names import refuse_root_import
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from menv.algorithms.ppo.ppo import PPORecipe as PPORecipe
     from menv.algorithms.qmix.config import QMIXConfig as QMIXConfig
     from menv.algorithms.qmix.qmix import QMIX as QMIX
+    from menv.algorithms.recipe import register_algorithm as register_algorithm
+    from menv.algorithms.sac.config import SACConfig as SACConfig
+    from menv.algorithms.sac.sac import SAC as SAC
     from menv.tracking.curves import plot_curves as plot_curves
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

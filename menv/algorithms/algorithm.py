@@ -1,6 +1,6 @@
 """The training loop: sample, hand each policy's batch to its learner, publish the weights, report.
 
-`PPO`, `DQN` and `QMIX` differ in their `recipe`; this loop is the same for all. The settings are in
+Algorithms differ in their `recipe`; this loop is the same for all. The settings are in
 `menv.algorithms.config`, and `menv.algorithms.training.policy_set` holds the policies.
 """
 
@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,7 @@ import numpy as np
 from menv import rng
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings, read_config
-from menv.algorithms.recipe import Recipe
+from menv.algorithms.recipe import BUILT_IN, Recipe, find_algorithm, recipe_of
 from menv.algorithms.rollouts.evaluation_runner import EvaluationRunner
 from menv.algorithms.rollouts.local_rollouts import BatchAccumulator, RecordedRows
 from menv.algorithms.rollouts.remote_rollouts import WorkerGroupFactory
@@ -34,9 +33,11 @@ from menv.algorithms.training.learners import learner_info, merged
 from menv.algorithms.training.operation_guard import OperationGuard
 from menv.algorithms.training.policy_set import PolicySet
 from menv.algorithms.training.results import EvaluationResult, TrainResult
+from menv.algorithms.training.torch_threads import check_packages
 from menv.algorithms.training.weight_publisher import ExternalClients
 from menv.callbacks import read_callbacks
-from menv.errors import ConfigError, ContractError, MissingExtraError
+from menv.errors import ConfigError, ContractError
+from menv.interrupts import updates
 from menv.metrics import Metrics
 from menv.migration_hints import Result, hint, hinted, warn_of_uncalled
 from menv.policy import Policy, one_row, weights_of
@@ -47,17 +48,6 @@ from menv.sample_batch import MultiAgentBatch
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents, resolve_specs
 from menv.sampling.sampler import Sampler
 from menv.tracking.tracker import Tracker
-
-
-def check_packages(who: str, *packages: str) -> None:
-    """Raise `MissingExtraError` where packages of `menv-rl[train]` are missing; imports none of them."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        one = len(missing) == 1
-        raise MissingExtraError(
-            f"{who}: the package{'' if one else 's'} {' and '.join(missing)} {'is' if one else 'are'} not installed; "
-            "run: pip install 'menv-rl[train]'"
-        )
 
 
 class Algorithm:
@@ -85,10 +75,10 @@ class Algorithm:
         Raises:
             ConfigError: A setting is wrong.
             EnvCrashError: An environment could not be created.
-            MissingExtraError: torch or onnx is not installed.
+            MissingExtraError: onnx is not installed, or torch, which an algorithm without `policies_to_train` does
+                not need.
         """
         _refuse_without_recipe(type(self))
-        check_packages(type(self).__name__, "torch", "onnx")
         warn_of_uncalled(type(self).__name__, "Algorithm", type(self))
         self.config = read_config(self.recipe.config_class, config, env, self.get_default_config())
         # Wrong evaluation settings are refused now: the first evaluation may be hours away.
@@ -102,6 +92,7 @@ class Algorithm:
         self._worker_factory = WorkerGroupFactory(self.config)
         self._operation_guard = OperationGuard()
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
+        check_packages(type(self).__name__, *["torch"] * (not policy_map.all_frozen), "onnx")
         first, self._base_env = self._worker_factory.make_envs()
         # A vector environment of the user has batched spaces, `base_env` the spaces of one agent.
         declares = self._base_env if self._base_env.lockstep else first
@@ -115,7 +106,7 @@ class Algorithm:
         self._league = make_league(self.config.self_play, policy_map, resolve, agents, seed)
         self._policy_set = PolicySet(
             policy_map if self._league is None else self._league.policy_map, resolve, agents, self.config,
-            self.recipe, seed, self._callbacks,
+            self.recipe, seed, self._callbacks, first,
         )  # fmt: skip
         if self._league is not None:
             self._league.start(self._policy_set)
@@ -201,7 +192,7 @@ class Algorithm:
         """Return one fragment, ready to learn from, without learning.
 
         It holds `rollout_fragment_length` steps of every sub-environment, but for rows whose reward
-        is not complete yet; those come with the next one.
+        is not complete yet; these rows come with the next one.
 
         Raises:
             CallOrderError: A fragment is being sampled, another thread is at work, or the algorithm was stopped.
@@ -241,13 +232,12 @@ class Algorithm:
         """
         with self._operation_guard.call("train"):
             try:
-                # Workers report faults before fragments are taken.
+                # Workers report faults before their fragments are read.
                 faults = self._crash_capsules.written(self._metrics.take_faults)
                 with self._operation_guard.in_progress("an iteration is being trained"), faults:
                     result = self._train_once()
             finally:
                 self._progress.enter("")
-            self._progress.result = result
             self._attach_evaluation(result)
             self._callbacks.on_train_result(algorithm=self, result=result)
         return cast(TrainResult, result)
@@ -268,12 +258,12 @@ class Algorithm:
             algo.learn(stop={"episode_reward_mean": 450, "time_total_s": 600}, progress_bar=True)
 
         Whole iterations are trained. A bound that is reached already trains nothing: `last_result` is returned. Ctrl-C
-        and exceptions end the run too, and what was learned by then is saved first. With a `run_dir`, SIGTERM and
+        and exceptions end the run too, after a checkpoint is saved. With a `run_dir`, SIGTERM and
         SIGHUP do the same and end the program with the status 128 + the signal's number, in the main thread and unless
         the program has its own handlers.
 
         Args:
-            total_timesteps: Env steps of the whole run, including those before it was resumed.
+            total_timesteps: Env steps of the whole run, including env steps before it was resumed.
             stop: Bounds by result key, `a/b` for nested results. The first one that is reached ends the run.
             run_dir: A new folder for settings, results, curves and checkpoints, see `menv.tracking.RunFolder`. An
                 algorithm from `from_checkpoint` may go into the folder of its run. None writes nothing.
@@ -313,18 +303,14 @@ class Algorithm:
             progress.enter("sampling")
             before = progress.phase_at
             sampled_before = rollouts.env_steps, rollouts.agent_steps
-            batch, more = self._accumulator.batch(
-                self._policy_set.sample_size(rollouts.num_envs), self._sample
-            )
+            size = self._policy_set.sample_size(rollouts.num_envs)
+            batch, more = self._accumulator.batch(size, self._sample)
             sampled = time.perf_counter()
             if batch is None:
                 times["sample_time_s"] += sampled - before
                 break
             progress.enter("learning")
-            with rollouts.lock:
-                per_step = rollouts.agent_steps - sampled_before[1]
-                ratio = (rollouts.env_steps - sampled_before[0]) / per_step if per_step else 1.0
-                told = learners.learn(batch, rollouts.env_steps, ratio)
+            told = self._learn(batch, *sampled_before)
             for policy_id, own in told.items():
                 stats.setdefault(policy_id, []).append(own)
             self._external_clients.publish(changed=bool(told))
@@ -332,18 +318,18 @@ class Algorithm:
             times["learn_time_s"] += time.perf_counter() - sampled
             taken += more
         learned = time.perf_counter()
-        self.iteration += 1
-        sampler_results = {
-            **self._of_episodes(),
-            "sampler_perf": {**times, **rollouts.timers.take().as_seconds()},
-        }
-        return Result(
-            {
+        learned_from = {name: merged(own) for name, own in stats.items()}
+        # An interrupt between them would leave an iteration that counts without a result.
+        with updates:
+            self.iteration += 1
+            sampler_results = {
+                **self._of_episodes(),
+                "sampler_perf": {**times, **rollouts.timers.take().as_seconds()},
+            }
+            found = {
                 **sampler_results,
                 "sampler_results": sampler_results,
-                "info": learner_info(
-                    {name: merged(own) for name, own in stats.items()}, learners.take_custom_metrics()
-                ),
+                "info": learner_info(learned_from, learners.take_custom_metrics()),
                 **self.counts(),
                 "num_env_steps_sampled_this_iter": rollouts.env_steps - env_steps,
                 "num_agent_steps_sampled_this_iter": rollouts.agent_steps - agent_steps,
@@ -356,7 +342,16 @@ class Algorithm:
                 "time_total_s": learned - self._progress.started_at,
                 **self._external_clients.report(),
             }
-        )
+            result = self._progress.result = Result(found)
+        return result
+
+    def _learn(self, batch: MultiAgentBatch, env_steps: int, agent_steps: int) -> dict[str, dict[str, Any]]:
+        """Learn from a batch and return statistics; the two counts are from before it was sampled."""
+        rollouts = self._rollouts
+        with rollouts.lock:
+            sampled = rollouts.agent_steps - agent_steps
+            ratio = (rollouts.env_steps - env_steps) / sampled if sampled else 1.0
+            return self._policy_set.learners.learn(batch, rollouts.env_steps, ratio)
 
     @property
     def _iteration_size(self) -> int:
@@ -518,8 +513,8 @@ class Algorithm:
         explore = self.config.explore if explore is None else explore
         if not isinstance(explore, int | np.bool_):
             raise ConfigError(
-                f"compute_single_action: explore is {explore!r:.60}, expected True, False or None; "
-                "leave it out to do as config.explore says"
+                f"compute_single_action: explore is {explore!r:.60}, expected True, False or None; leave it out to "
+                "follow config.explore"
             )
         self._operation_guard.refuse_others(
             "compute_single_action", "ask copy.deepcopy(algo.get_policy(policy_id)), made before"
@@ -528,8 +523,8 @@ class Algorithm:
         batches = [] if state is None else one_row("compute_single_action", state)
         if not batches and policy.get_initial_state():
             raise ContractError(
-                f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
-                "state=policy.get_initial_state() at first and the returned state from then on"
+                f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected its state; pass "
+                "state=policy.get_initial_state() first, then the returned state"
             )
         if state is None and not full_fetch:
             return policy.compute_actions([obs], explore=explore)[0][0]
@@ -549,9 +544,8 @@ class Algorithm:
         Raises:
             ConfigError: There is no such policy, the folder exists, or the policy has no form on disk.
         """
-        return self.get_policy(policy_id).export_checkpoint(
-            folder, trained=self._checkpoints.trained(policy_id)
-        )
+        policy = self._policy_set.on_disk(policy_id)
+        return policy.export_checkpoint(folder, trained=self._checkpoints.trained(policy_id))
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return copies of the weights of some policies, or of all."""
@@ -706,7 +700,7 @@ class Algorithm:
         policy_mapping_fn: Callable[..., Any] | None = None,
         policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
     ) -> Self:
-        """Return an algorithm that resumes a saved one; `Algorithm` itself accepts any of menv's algorithms.
+        """Return an algorithm that resumes a saved one; `Algorithm` itself accepts menv's and registered algorithms.
 
         Args:
             path: The `path` of `save`, for the latest checkpoint, or a numbered folder in it.
@@ -724,7 +718,10 @@ class Algorithm:
                 given.
         """
         saved = SavedRun.read(path, cls)
-        kind = saved.kind(cls)
+        kind = cls
+        if not hasattr(cls, "recipe"):
+            name = saved.manifest["algorithm"]
+            kind = cast("type[Self]", algorithm_class(name, "from_checkpoint: algorithm", imports=False))
         settings = saved.settings(
             kind.recipe.config_class, config, env, policy_ids,
             policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train,
@@ -736,7 +733,7 @@ class Algorithm:
         except BaseException:
             algo.stop()
             raise
-        return cast(Self, algo)
+        return algo
 
     def restore(self, path: str | Path) -> None:
         """Resume a saved algorithm with the same policies and networks; this algorithm's own progress is discarded.
@@ -776,9 +773,17 @@ class Algorithm:
         self.stop()
 
 
+def algorithm_class(name: str, where: str, *, imports: bool = True) -> type[Algorithm]:
+    """Return the class of algorithms that a name means; see `find_algorithm`."""
+    found = find_algorithm(name, where, imports=imports)
+    recipe = recipe_of(found, where)
+    is_class = isinstance(found, type) and issubclass(found, Algorithm)
+    return found if is_class else type(recipe.name, (Algorithm,), {"recipe": recipe})
+
+
 def _refuse_without_recipe(kind: type[Algorithm]) -> None:
     if not hasattr(kind, "recipe"):
         raise ConfigError(
-            f"{kind.__name__}: it does not say how policies are trained, expected one of PPO, DQN and QMIX; write "
-            "PPO(env=..., config={...}), or call Algorithm.from_checkpoint(folder)"
+            f"{kind.__name__}: it defines no training, expected one of "
+            f"{', '.join(BUILT_IN)}; write PPO(env=..., config={{...}}), or call Algorithm.from_checkpoint(folder)"
         )

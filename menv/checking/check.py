@@ -129,7 +129,7 @@ def check_env(
         Findings, errors first; an empty list if there are none.
 
     Raises:
-        ConfigError: `env` is no environment or an unknown name, or another argument is invalid.
+        ConfigError: `env` is not an environment or an unknown name, or another argument is invalid.
     """
     silent = checked_codes(ignore, "check_env: ignore")
     for name, value, least in (("env_steps", env_steps, 1), ("seed", seed, 0)):
@@ -139,7 +139,8 @@ def check_env(
             )
     if actions is not None and not callable(actions):
         raise ConfigError(
-            f"check_env: actions is {actions!r:.100}, expected a function (obs, agent_id); leave it out for chance"
+            f"check_env: actions is {actions!r:.100}, expected a function (obs, agent_id); leave it out for random "
+            "actions"
         )
     collector = FindingCollector()
     with warnings.catch_warnings(record=True) as caught:

@@ -48,31 +48,32 @@ class Code(NamedTuple):
 
 
 CODES: Final[Mapping[str, Code]] = {
-    "ME001": Code("error", "a space is missing, or no gymnasium space", "declare spaces of gymnasium.spaces in "
+    "ME001": Code("error", "a space is missing or is not a gymnasium space", "declare spaces of gymnasium.spaces in "
                   "__init__"),
     "ME003": Code("error", "an agent has no space", "declare a space for every agent that may appear"),
-    "ME004": Code("error", "copies declare different spaces", "declare the same spaces whatever the context says, "
-                  "and never others"),
+    "ME004": Code("error", "copies declare different spaces", "declare the same spaces in every copy, whatever its "
+          "context"),
     "ME005": Code("info", "no stock network reads this space", "use Box, Discrete, MultiDiscrete, MultiBinary, "
                   "or Dict and Tuple of these (for actions no MultiBinary), or bring your own policy"),
     "ME006": Code("info", "the agents are not listed", "set possible_agents to all agents that may ever appear"),
-    "ME007": Code("error", "no kind of environment that menv knows", "subclass gymnasium.Env, menv.MultiAgentEnv, "
+    "ME007": Code("error", "menv does not know this kind of environment", "subclass gymnasium.Env, menv.MultiAgentEnv, "
                   "menv.VectorEnv or menv.BaseEnv"),
     "ME010": Code("error", "reset takes no seed or no options", "declare reset(self, *, seed=None, options=None)"),
-    "ME011": Code("error", "reset returns no pair", "return (obs, info) from reset"),
-    "ME012": Code("error", "reset returns no dict of observations", "return {agent_id: obs} of the agents that act"),
-    "ME014": Code("error", "possible_agents is no list", "set possible_agents to a list of agent ids"),
+    "ME011": Code("error", "reset does not return a pair", "return (obs, info) from reset"),
+    "ME012": Code("error", "reset does not return a dict of observations", "return {agent_id: obs} of the agents that "
+          "act"),
+    "ME014": Code("error", "possible_agents is not a list", "set possible_agents to a list of agent ids"),
     "ME020": Code("error", "step returns the wrong number of values", "return (obs, reward, terminated, truncated, "
                   "info); split the old `done` into terminated and truncated"),
-    "ME021": Code("error", "a part of step is no dict by agent", "return five dicts keyed by agent id; keep '__all__' "
-                  "to the flag dicts and '__common__' to infos"),
+    "ME021": Code("error", "a part of step is not a dict by agent", "return five dicts keyed by agent id; keep "
+                  "'__all__' to the flag dicts and '__common__' to infos"),
     "ME022": Code("error", "'__all__' is missing", "set '__all__' in terminateds and in truncateds in every step"),
-    "ME024": Code("error", "a flag is no truth value", "return True or False"),
-    "ME025": Code("error", "a reward is no number", "return a float"),
+    "ME024": Code("error", "a flag is not a bool", "return True or False"),
+    "ME025": Code("error", "a reward is not a number", "return a float"),
     "ME026": Code("error", "a reward is not finite", "look for a division by zero or an overflow"),
     "ME027": Code("error", "a reward or flag for an unknown agent", "check the spelling of the agent id"),
-    "ME029": Code("error", "an info is no dict", "return a dict, empty if there is nothing to say"),
-    "ME030": Code("error", "an observation lies outside its space", "fix the observation, or declare the space "
+    "ME029": Code("error", "an info is not a dict", "return a dict, empty if there is no info"),
+    "ME030": Code("error", "an observation is outside its space", "fix the observation, or declare the space "
                   "that contains it, in the environment or as observation_space in the config"),
     "ME031": Code("error", "an observation has another dtype than its space", "convert it with .astype, or declare "
                   "the space with the dtype that you return"),
@@ -86,31 +87,32 @@ CODES: Final[Mapping[str, Code]] = {
     "ME047": Code("warning", "an agent that is not in possible_agents", "list it there, so that its policy can be "
                   "looked up before the first step"),
     "ME049": Code("info", "no episode ended", "check for longer (env_steps), or add a time limit"),
-    "ME050": Code("error", "a mask allows nothing", "allow one action at least, or do not ask the agent"),
+    "ME050": Code("error", "a mask allows no action", "allow at least one action, or return no observation for the "
+          "agent"),
     "ME051": Code("error", "the mask does not fit the actions", "declare one flag for each choice of the action space"),
-    "ME052": Code("error", "a mask lies outside its space", "return the mask with the shape and dtype of its space"),
+    "ME052": Code("error", "a mask is outside its space", "return the mask with the shape and dtype of its space"),
     "ME054": Code("info", "a mask that is not read", "put it into the observation, as the entry 'action_mask' of a "
                   "Dict space"),
-    "ME060": Code("error", "the same seed gives another episode", "draw everything from a generator that "
+    "ME060": Code("error", "the same seed gives a different episode", "draw everything from a generator that "
                   "reset(seed=...) makes, such as self.np_random"),
-    "ME061": Code("warning", "draws from a generator of the whole process", "draw from a generator of the "
-                  "environment's own; seed= seeds the global one once for each process, and all sub-environments in it "
+    "ME061": Code("warning", "draws from a global random generator", "use the environment's own generator; seed= seeds "
+          "the global one once for each process, and all sub-environments in it "
                   "share it"),
     "ME062": Code("error", "sub-environments share their episodes", "make the generator from reset's seed, not "
                   "from a constant"),
     "ME076": Code("error", "sub-environments influence each other", "keep state on the instance, not on the class or "
                   "the module"),
     "ME077": Code("error", "the creator returns one object twice", "create the environment inside the creator"),
-    "ME080": Code("error", "close raises", "let close free what there is and nothing else"),
+    "ME080": Code("error", "close raises", "free in close only what exists"),
     "ME090": Code("error", "step raised", "fix the environment; its own message is above. If it refuses an action that "
                   "is illegal in this state, show a mask of the legal ones: {'observation': ..., 'action_mask': ...}"),
     "ME091": Code("error", "reset raised", "fix the environment; its own message is above"),
     "ME092": Code("error", "the environment could not be created", "fix its constructor or module"),
     "ME095": Code("info", "the environment warns", "read the warning"),
-    "ME096": Code("info", "a step takes long", "use more workers, or separate processes for sub-environments"),
+    "ME096": Code("info", "steps are slow", "use more workers, or separate processes for sub-environments"),
     "ME097": Code("error", "the wrong number of values", "return one value for each of the num_envs sub-environments"),
     "ME099": Code("error", "an autoreset loses the last observation", "put it into infos['final_obs']"),
-    "ME100": Code("error", "an environment breaks its interface in another way", "fix what it returns"),
+    "ME100": Code("error", "an environment violates its interface in another way", "fix what it returns"),
     "ME101": Code("error", "a last observation is the first one of the next episode", "return a copy of the "
                   "observation from step, so that the reset cannot write into it"),
     "ME102": Code("warning", "an agent is paid in an episode in which it never acts", "let it observe and act before "
@@ -177,7 +179,7 @@ def checked_codes(codes: Iterable[str], where: str) -> frozenset[str]:
     unknown = sorted(map(str, asked.difference(CODES)))
     if unknown:
         raise ConfigError(
-            f"{where}: {unknown} are no codes of findings, expected some of {min(CODES)} to {max(CODES)}; "
+            f"{where}: {unknown} are not codes of findings, expected some of {min(CODES)} to {max(CODES)}; "
             "docs/reference/checking.md lists all codes"
         )
     return asked

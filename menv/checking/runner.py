@@ -122,8 +122,8 @@ class Runner:
         try:
             if self._kind == "external":
                 raise ConfigError(
-                    f"{type(self.env).__name__} calls menv and is not called, expected an environment that is stepped; "
-                    "check the environment that it plays"
+                    f"{type(self.env).__name__} calls menv itself, expected an environment that menv steps; check the "
+                    "environment that it plays"
                 )
             return to_local_base_env(self.env, restart_failed_sub_environments=False, strict=True)
         except ContractError as error:

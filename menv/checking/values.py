@@ -20,7 +20,7 @@ from menv.checking.codes import Broken, FindingCollector
 from menv.connectors.action_output import component_sizes, flat_action_space
 from menv.connectors.obs_preprocessor import why_nothing
 from menv.errors import ConfigError
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.known import head_for_space
 from menv.spaces import bounds, built, flat_mask, parts_of, why_outside
 
 Report = Callable[..., None]
@@ -123,7 +123,7 @@ def check_mask_space(collector: FindingCollector, who: str, obs_space: object, a
         for keys, leaf in spaces.paths(space):
             path = "obs" + "".join(f"[{key!r}]" for key in keys)
             if keys[-1] == MASK_KEY and len(keys) > 1:
-                collector.add("ME054", f"{who}{path} lies too deep, expected obs[{MASK_KEY!r}]")
+                collector.add("ME054", f"{who}{path} is nested too deep, expected obs[{MASK_KEY!r}]")
             elif MASK_KEY not in space.spaces and _seems_a_mask(keys[-1], leaf, width):
                 collector.add(
                     "ME054",
@@ -204,7 +204,7 @@ def _readable(space: gym.Space[Any]) -> bool:
 
 def _has_head(space: gym.Space[Any]) -> bool:
     try:
-        ActionHead.for_space(flat_action_space(space))
+        head_for_space(flat_action_space(space))
     except ConfigError:
         return False
     return True

@@ -111,11 +111,11 @@ def _json_object(text: str) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{text!r:.{_MOST_QUOTED}} is no JSON ({error}), expected an object with keys in double quotes"
+            f"{text!r:.{_MOST_QUOTED}} is not JSON ({error}), expected an object with keys in double quotes"
         ) from None
     if not isinstance(settings, dict):
         raise ConfigError(
-            f"{text!r:.{_MOST_QUOTED}} is no JSON object, expected one with keys in double quotes"
+            f"{text!r:.{_MOST_QUOTED}} is not a JSON object, expected one with keys in double quotes"
         )
     return _not_deep(settings)
 
@@ -327,6 +327,14 @@ def port(text: str) -> int:
 def seed(text: str) -> int:
     """Return the seed of an option."""
     return _whole(text, 0)
+
+
+def positive(text: str) -> float:
+    """Return the positive number of an option."""
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r}, expected a positive number")
 
 
 def _whole(text: str, least: int, most: float = math.inf) -> int:

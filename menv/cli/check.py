@@ -31,9 +31,11 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the findings as one JSON list")
     parser.add_argument("--ignore", type=_codes, default=[], help="codes to ignore, such as ME006,ME049")
-    parser.add_argument("--seed", type=int, default=0, help="seed of resets and random actions (%(default)s)")
     parser.add_argument(
-        "--steps", type=int, default=ENV_STEPS, help="number of env steps to run (%(default)s)"
+        "--seed", type=int, default=0, help="seed of resets and random actions (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=ENV_STEPS, help="number of env steps to run (default: %(default)s)"
     )
     take_imports(parser)
     return parser

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from menv.algorithms.algorithm import Algorithm
 from menv.cli.arguments import (
     Parser,
@@ -18,6 +20,12 @@ from menv.cli.arguments import (
 )
 from menv.cli.reopen import take_trust
 from menv.cli.train import from_checkpoint
+from menv.env_context import EnvContext
+from menv.episode import Episode
+from menv.playing.exploitability import exploitability
+from menv.policy_map import PolicyMap
+from menv.registry import make_env
+from menv.tracking.report import interval
 from menv.tracking.run_folder import json_text
 
 
@@ -26,7 +34,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv evaluate")
     parser = Parser(prog=program, description="Evaluate the policies of a run without learning.")
     parser.add_argument("folder", help="a run folder, or a folder of checkpoints")
     parser.add_argument("--env", help="the environment, as for train, if the checkpoint cannot name it")
-    parser.add_argument("--episodes", type=count, default=100, help="number of episodes (%(default)s)")
+    parser.add_argument(
+        "--episodes", type=count, default=100, help="number of episodes (default: %(default)s)"
+    )
     take_settings(parser)
     take_trust(parser)
     parser.add_argument("--json", action="store_true", help="print the result as a JSON object")
@@ -35,14 +45,31 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv evaluate")
     asked = {"evaluation_duration": args.episodes, "evaluation_duration_unit": "episodes", "num_workers": 0}
     config = merge(asked, with_objects(args.config))
     with from_checkpoint(Algorithm, args, args.folder, config, learns=False) as algo:
-        result = algo.evaluate()["evaluation"]
+        result: dict[str, Any] = {**algo.evaluate()["evaluation"]}
+        if (found := _exploitability(algo)) is not None:
+            result["exploitability"] = found
     print_text(json_text(result) if args.json else "\n".join(_lines(result)), program)
     return 0
+
+
+def _exploitability(algo: Algorithm) -> float | None:
+    """Return what `menv.playing.exploitability` says of the policies of players in a game that is known by its name."""
+    config = algo.config
+    if not isinstance(config.env, str) or not config.env.startswith(("openspiel:", "pgx:")):
+        return None
+    multi, episode = config.multiagent, Episode(1, 0)
+    names = PolicyMap(multi.policies, multi.policy_mapping_fn)
+    policies = [algo.get_policy(names.policy_for(f"player_{number}", episode, None)) for number in (0, 1)]
+    return exploitability(make_env(config.env, EnvContext(dict(config.env_config))), policies)
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
     count = result["episodes_this_iter"]
     lines = [f"{count} episode{'s' if count != 1 else ''}, {_spread(result, 'episode_reward')}"]
+    returns = np.array(result["hist_stats"]["episode_reward"])
+    if len(returns) > 1:
+        low, high = interval(returns)
+        lines[0] += f", standard deviation {returns.std(ddof=1):.2f}, 95 % interval {low:.2f} to {high:.2f}"
     if result["episode_len_mean"] is not None:
         lines[0] += f", {result['episode_len_mean']:.1f} env steps long"
     means = result["policy_reward_mean"]
@@ -51,6 +78,8 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     for name in means if len(means) > 1 else ():
         own = {f"policy_{key}": values[name] for key, values in by_policy.items()}
         lines.append(f"  {name:<{width}}  {_spread(own, 'policy')}")
+    if "exploitability" in result:
+        lines.append(f"  exploitability {result['exploitability']:.4f}, half of NashConv")
     if result.get("first_fault"):
         lines.append(f"  {result['num_faulty_episodes']} broken off: {result['first_fault']}")
     return lines

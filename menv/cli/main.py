@@ -5,9 +5,11 @@ Nothing heavy is imported before the command is known.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 import menv
@@ -19,8 +21,10 @@ COMMANDS = {
     "evaluate": "evaluate trained policies",
     "watch": "show trained policies in the terminal, or as a GIF",
     "play": "play against trained policies",
+    "match": "rate runs and snapshots by games against each other",
     "show": "show the contents of a run, a checkpoint or a policy",
-    "plot": "draw curves of runs as a PNG or SVG picture",
+    "plot": "draw curves of runs as a PNG, SVG or PDF picture",
+    "table": "print the final scores of runs as Markdown, LaTeX or CSV",
     "report": "write an HTML report of runs, or serve it",
     "export": "copy the policies of a run into folders of their own",
     "serve": "answer external clients with the policies of a run",
@@ -42,9 +46,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] and given[0] in COMMANDS:
         name, program = given[0], f"menv {given[0]}"
-        return run_command(program, lambda: _run(name, given[1:], program))
+        with _wrappers_logged():
+            return run_command(program, lambda: _run(name, given[1:], program))
     _parser().parse_args(given)
     raise AssertionError("unreachable: the parser knows no other command")
+
+
+@contextmanager
+def _wrappers_logged() -> Iterator[None]:
+    """Write to standard error what wrappers of environments log, such as that one is compiled, which takes long."""
+    log, handler = logging.getLogger("menv.wrappers"), logging.StreamHandler()
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def _run(name: str, arguments: Sequence[str], program: str) -> int:

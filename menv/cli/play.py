@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from menv.cli.arguments import Parser, parsed, port, print_text
+from menv.cli.arguments import Parser, parsed, port, print_error, print_text
 from menv.cli.watch import game_of, take_game
 from menv.errors import ConfigError
 from menv.playing.game import Game, Position
@@ -28,10 +28,17 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
         "--hints", action="store_true", help="show how likely the policy of your agent takes each move"
     )
     parser.add_argument(
+        "--show-all", action="store_true",
+        help="show the whole game where the environment has no render_for, also what other agents may hide",
+    )  # fmt: skip
+    parser.add_argument(
         "--browser", action="store_true", help="play on a page that a browser on this machine shows"
     )
     parser.add_argument(
-        "--port", type=port, default=_PORT, help="of the page; 0 takes a free one (%(default)s)"
+        "--port",
+        type=port,
+        default=_PORT,
+        help="the port of the page; 0 chooses a free one (default: %(default)s)",
     )
     args = parsed(parser, arguments)
     if args.browser:
@@ -42,6 +49,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
             raise ConfigError(
                 f"--as: no agent is given, expected one of {seats[:20]}; write --as {shell_word(seats[0])}"
             )
+        game.show_all = args.show_all or (game.may_reveal and _may_show(program))
         _play(game, program, hints=args.hints)
     return 0
 
@@ -53,6 +61,7 @@ def _serve(args: argparse.Namespace, program: str) -> int:
     if getattr(game.env, "render_mode", None) != "rgb_array":
         game.close()
         game = game_of(args, args.human, None)
+    game.show_all = args.show_all
     try:
         server = PlayServer(game, title=args.run, port=args.port)
     except BaseException:
@@ -63,9 +72,19 @@ def _serve(args: argparse.Namespace, program: str) -> int:
     return 0
 
 
+def _may_show(program: str) -> bool:
+    """Ask whether a person wants to see what other agents may hide; without a terminal the answer is no."""
+    why = "the environment has no render_for, so its picture may show what other agents hide"
+    if sys.stdin is None or not sys.stdin.isatty():
+        print_error(f"{why}: it is shown at the end, or always with --show-all")
+        return False
+    print_text(f"{why}. Show it? [y/N] ", program, end="")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def _play(game: Game, program: str, *, hints: bool) -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # Bytes that are no text are no legal move.
+        # Bytes that are not text are no legal move.
         sys.stdin.reconfigure(errors="replace")
     position = game.start()
     while True:
@@ -99,7 +118,10 @@ def _policies_move(game: Game, position: Position) -> tuple[Position, list[str]]
 
 def _show(moves: list[str], position: Position, program: str) -> None:
     lines = moves[-shutil.get_terminal_size().lines :]
-    lines += ["", *picture_lines(position.picture), ""]
+    # Colours are for terminals.
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    columns = shutil.get_terminal_size().columns if is_terminal else 0
+    lines += ["", *picture_lines(position.picture, columns), ""]
     if any(position.returns.values()) and not position.done:
         lines.append(f"returns: {returns_text(position.returns)}")
     print_text("\n".join(lines), program, is_drawn=True)
@@ -117,5 +139,6 @@ def _asked(position: Position, question: str, program: str) -> int | None:
         if action is not None:
             return action
         print_text(
-            f"{typed.strip()[:40]!r} is no legal move; type a number or a name from the list, or q", program
+            f"{typed.strip()[:40]!r} is not a legal move; type a number or a name from the list, or q",
+            program,
         )

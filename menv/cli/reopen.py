@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from menv.algorithms.config.stored_config import NamedOnlyError, named_objects, stored_setting
+from menv.algorithms.recipe import recipe_named
 from menv.callbacks import DefaultCallbacks
 from menv.cli.arguments import IMPORT, import_modules, print_error, with_objects
-from menv.errors import ConfigError
-from menv.inference.checkpoint_folder import find_checkpoint, read_manifest
+from menv.errors import ConfigError, UnknownNameError
+from menv.inference.checkpoint_folder import LEVELS, find_checkpoint, read_manifest
+from menv.registry import names_module
 from menv.serialization import shell_line, shell_word
 from menv.tracking.run_folder import Run
 
@@ -42,6 +44,13 @@ def take_trust(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def take_level(parser: argparse._ActionsContainer) -> None:
+    """Add the option `--level`."""
+    parser.add_argument(
+        "--level", choices=LEVELS, help="the strength of the policies, by the ratings in the run's league"
+    )
+
+
 def reopened(args: argparse.Namespace, run: str, load: Callable[[], T], *, learns: bool = False) -> T:
     """Return what `load` makes of a run, with the objects that the run names if `--trust` lets it import them.
 
@@ -55,9 +64,20 @@ def reopened(args: argparse.Namespace, run: str, load: Callable[[], T], *, learn
         ConfigError: Names are missing; it says which, and the command that imports them.
     """
     known: dict[str, Any] = {_SERVED: "sampler"}
+    algorithm = _algorithm_of(Path(run))
+    if args.trust and algorithm is not None:
+        print_error(f"importing {algorithm}, which the run names")
+        recipe_named(algorithm, "--run")
     try:
         with named_objects(known):
             return load()
+    except UnknownNameError:
+        if args.trust or algorithm is None:
+            raise
+        raise ConfigError(
+            f"{run}: the run's algorithm is {algorithm}, which a run folder holds by name only; add --trust to import "
+            f"it: {shell_line(args.typed)} --trust"
+        ) from None
     except NamedOnlyError as error:
         missing = error.missing
     missing.sort(key=lambda one: one[0] != ("env",))
@@ -84,7 +104,7 @@ def as_opened(run: Path) -> str:
         The words, quoted; "" if no command can open the run because it names no environment.
     """
     stored = read_manifest(find_checkpoint(str(run)))["config"]
-    imports = any(_imports(run))
+    imports = any(_imports(run)) or _algorithm_of(run) is not None
     try:
         with named_objects({_SERVED: "sampler"}):
             stored_setting({"config": stored}, "config")
@@ -95,13 +115,24 @@ def as_opened(run: Path) -> str:
 
 def _imports(run: Path) -> Iterator[str]:
     """Yield the modules of `--import` in the commands of a run."""
+    named = _options(run, IMPORT)
+    yield from dict.fromkeys(name for name in named if name.isprintable() and _MODULE.fullmatch(name))
+
+
+def _algorithm_of(run: Path) -> str | None:
+    """Return the algorithm outside menv that `--run` named in the commands of a run."""
+    named = _options(run, "--run")
+    return next((name for name in named if name.isprintable() and names_module(name)), None)
+
+
+def _options(run: Path, option: str) -> list[str]:
+    """Return the values of an option in the commands of a run."""
     for folder in (run, *run.resolve().parents[:2]):
         with suppress(ConfigError, ValueError):
             words = shlex.split(" ".join(Run(folder).command.splitlines()))
-            named = [word.partition("=")[2] for word in words if word.startswith(f"{IMPORT}=")]
-            named += [name for word, name in pairwise(words) if word == IMPORT]
-            yield from dict.fromkeys(name for name in named if name.isprintable() and _MODULE.fullmatch(name))
-            return
+            named = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+            return named + [name for word, name in pairwise(words) if word == option]
+    return []
 
 
 def _importable(missing: list[Missing]) -> dict[str, str]:
@@ -139,8 +170,14 @@ def _is_registered(path: tuple[Any, ...], was: str) -> bool:
 
 
 def _as_argument(args: argparse.Namespace, path: tuple[Any, ...], was: str) -> str:
-    if path == ("multiagent", "policy_mapping_fn") and not hasattr(args, "config"):
+    if (
+        path == ("multiagent", "policy_mapping_fn")
+        and hasattr(args, "policies")
+        and not hasattr(args, "config")
+    ):
         return "--policy AGENT=POLICY"
+    if path != ("env",) and not hasattr(args, "config"):
+        return f"{path[0]} of menv.playing.Game, in Python"
     if path != ("env",):
         deepest = _DEEPEST + (path[0] == "evaluation_config")
         return f"--config {'.'.join(map(str, path[:deepest]))}=@module:name"

@@ -2,45 +2,229 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
+from menv.algorithms.rollouts.worker_messages import synced_filters
 from menv.cli.arguments import Parser, parsed, port, take_imports
-from menv.cli.reopen import take_trust
+from menv.cli.reopen import take_level, take_trust
 from menv.cli.train import train, train_parser
 from menv.env_context import InputContext
+from menv.errors import ConfigError, MenvError, message_of
+from menv.inference.checkpoint_folder import LATEST, checkpoint_root, find_checkpoint
 from menv.plain_files import read_named
-from menv.serving.policy_server import PolicyServerInput, TransportName
+from menv.policy import Policy
+from menv.serving.limits import Limits
+from menv.serving.policy_server import PolicyServer, PolicyServerInput, TransportName
 from menv.serving.transports.access import Access
+from menv.tracking.tracker import Tracker
+
+_log = logging.getLogger("menv.serving")
+
+_LEVELS = ("debug", "info", "warning", "error")
+_LIMITS = {
+    "max_body": "bytes of a request",
+    "max_connections": "clients at the same time",
+    "handshake_s": "seconds until a new connection has sent its first request, and until any request is complete",
+    "idle_s": "seconds until a silent connection is closed",
+    "max_unsent": "bytes of replies that may wait for a slow client",
+    "max_agents": "agents of an episode",
+    "max_episodes": "open episodes of a client",
+    "max_open_episodes": "open episodes of all clients",
+    "max_waiting": "bytes of a client's steps that may wait to be sampled",
+}
 
 
 class ServedPolicies:
     """The setting `input` of a run that is served. Run folders hold its name alone, so not the token."""
 
-    def __init__(self, access: Access, port: int, transport: TransportName) -> None:
+    server: PolicyServer
+
+    def __init__(self, access: Access, port: int, transport: TransportName, limits: Limits) -> None:
         self.access = access
         self.port = port
         self.transport = transport
+        self.limits = limits
 
     def __call__(self, ioctx: InputContext) -> PolicyServerInput:
-        return PolicyServerInput(
-            ioctx, port=self.port, transport=self.transport, access=self.access, idle_timeout=None
-        )
+        made = PolicyServerInput(
+            ioctx, port=self.port, transport=self.transport, access=self.access, limits=self.limits, idle_timeout=None
+        )  # fmt: skip
+        self.server = cast(PolicyServer, made.source)
+        return made
+
+
+class Snapshot(Tracker):
+    """Gives a server the policies of a snapshot before it answers.
+
+    Args:
+        run: The run folder, or a checkpoint.
+        name: The snapshot, or the level.
+    """
+
+    def __init__(self, run: str, name: str) -> None:
+        self._policies = _policies(run, None, name)
+
+    def begin(self, algorithm: Any) -> None:
+        """Replace the policies of the run."""
+        _replace(algorithm, {name: self._policies[name] for name in algorithm.inference}, "the snapshot")
+
+
+class Reloading(Tracker):
+    """Gives a server the policies of each new checkpoint of its run, from a thread that reads them.
+
+    A checkpoint that cannot be read, such as one that is still being copied, is logged once and tried again.
+
+    Args:
+        run: The run folder, or its folder of checkpoints.
+        served: The input of the run.
+        snapshot: The snapshot or the level whose policies are served; None for the run's.
+    """
+
+    interval_s = 1.0
+
+    def __init__(self, run: str, served: ServedPolicies, snapshot: str | None) -> None:
+        self._run, self._served, self._snapshot = run, served, snapshot
+        self._taken = self._newest()
+        if self._taken is None:
+            raise ConfigError(
+                f"--reload: {run} is one checkpoint, which does not change, expected a run folder; leave --reload out"
+            )
+        self._over = threading.Event()
+        self._said = ""
+
+    def begin(self, algorithm: Any) -> None:
+        """Begin to watch the folder."""
+        threading.Thread(target=self._watch, args=(algorithm,), name="menv reload", daemon=True).start()
+
+    def end(self, reason: str) -> None:
+        """Stop watching."""
+        self._over.set()
+
+    def _newest(self) -> tuple[int, int] | None:
+        """Return what changes with each checkpoint; None in a folder that is a checkpoint itself."""
+        latest = checkpoint_root(self._run) / LATEST
+        return (latest.stat().st_mtime_ns, latest.stat().st_ino) if latest.is_file() else None
+
+    def _watch(self, algorithm: Any) -> None:
+        while not self._over.wait(self.interval_s):
+            try:
+                newest = self._newest()
+                if newest in (None, self._taken):
+                    continue
+                folder = find_checkpoint(self._run)
+                policies = _policies(folder, list(algorithm.inference), self._snapshot)
+            except (MenvError, OSError) as error:
+                self._say(error)
+            else:
+                self._taken = newest
+                self._served.server.call_soon(partial(self._take, algorithm, policies, folder))
+
+    def _take(self, algorithm: Any, policies: Mapping[str, Policy], folder: Path) -> None:
+        """Replace the policies; called in the sampler's thread."""
+        try:
+            _replace(algorithm, policies, folder)
+        except MenvError as error:
+            self._say(error)
+        else:
+            self._said = ""
+            _log.info("serving the policies of %s", folder)
+
+    def _say(self, error: Exception) -> None:
+        if message_of(error) != self._said:
+            self._said = message_of(error)
+            _log.warning("--reload: %s; the server keeps its weights", self._said)
+
+
+def _policies(run: str | Path, ids: list[str] | None, snapshot: str | None) -> Mapping[str, Policy]:
+    found: Any = Policy.from_checkpoint(run, ids, snapshot=snapshot)
+    return cast(Mapping[str, Policy], found)
+
+
+def _replace(algorithm: Any, policies: Mapping[str, Policy], source: str | Path) -> None:
+    """Replace weights and the statistics of filters, all or none."""
+    mine = synced_filters({name: algorithm.get_policy(name) for name in policies})
+    new = synced_filters(policies)
+    if any(mine[name].keys() != new[name].keys() for name in policies):
+        raise ConfigError(f"{source}: other observation filters, expected those of the served run")
+    algorithm.set_weights({name: policy.get_weights() for name, policy in policies.items()})
+    for name, filters in new.items():
+        for position, one in filters.items():
+            mine[name][position].sync(one)
+    # Clients with local inference receive filters with the weights.
+    algorithm.set_weights({})
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv serve") -> int:
     """Serve until Ctrl-C and return the exit status."""
+    args = parsed(_parser(program), arguments)
+    snapshot = args.level or args.policy
+    if (args.reload or snapshot) and not args.frozen:
+        option = "--reload" if args.reload else "--level" if args.level else "--policy"
+        raise ConfigError(
+            f"{option}: given without --frozen, expected both, because policies that learn have weights of their own; "
+            "add --frozen"
+        )
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("menv").setLevel(args.log_level.upper())
+    access = Access(
+        address=args.address, token=_token(args.token_file), ssl_certificate=args.tls_cert, ssl_key=args.tls_key,
+        allowed_origins=args.allow_origin, allowed_hosts=args.allow_host,
+    )  # fmt: skip
+    limits = Limits(**{name: getattr(args, name) for name in _LIMITS})
+    served = ServedPolicies(access, args.port, args.transport, limits)
+    training = parsed(
+        train_parser(program), ["--resume", args.run, *(["--env", args.env] if args.env else [])]
+    )
+    training.config = {"input": served, "num_workers": 0}
+    if args.frozen:
+        # Nothing here needs torch, which may be missing.
+        training.config |= {
+            "multiagent": {"policies_to_train": []}, "evaluation_interval": None, "self_play": {"enabled": False},
+            "num_gpus": 0,
+        }  # fmt: skip
+        training.no_save = True
+    training.trust, training.typed, training.json = args.trust, args.typed, args.json
+    trackers: list[Tracker] = [Snapshot(args.run, snapshot)] if snapshot else []
+    trackers += [Reloading(args.run, served, snapshot)] if args.reload else []
+    return train(training, args.typed, trackers)
+
+
+def _parser(program: str) -> Parser:
     parser = Parser(
         prog=program, description="Serve the policies of a run to menv.serving.client.PolicyClient."
     )
     parser.add_argument("run", help="a run folder, or a checkpoint")
     parser.add_argument(
-        "--frozen", action="store_true", help="only act; otherwise the run continues to learn"
+        "--frozen", action="store_true",
+        help="only act, which needs no torch; without this option the policies learn from the clients",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reload", action="store_true",
+        help="with --frozen: take the weights of each new checkpoint of the run, without a restart",
+    )  # fmt: skip
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--policy", metavar="SNAPSHOT", help="with --frozen: a snapshot of a league, such as snapshot_3"
     )
-    parser.add_argument("--env", help="the environment of the clients, for its spaces (the run's)")
-    parser.add_argument("--address", default="127.0.0.1", help="%(default)s; any other needs a token")
-    parser.add_argument("--port", type=port, default=9900, help="%(default)s; 0 chooses a free one")
-    parser.add_argument("--transport", choices=("http", "tcp"), default="http")
+    take_level(either)
+    parser.add_argument(
+        "--env", help="the environment of the clients, for its spaces (default: that of the run)"
+    )
+    parser.add_argument(
+        "--address",
+        default="127.0.0.1",
+        help="the address to listen at (default: %(default)s); any other needs a token",
+    )
+    parser.add_argument(
+        "--port", type=port, default=9900, help="the port; 0 chooses a free one (default: %(default)s)"
+    )
+    parser.add_argument("--transport", choices=("http", "tcp"), default="http", help="(default: %(default)s)")
     parser.add_argument("--token-file", metavar="FILE", help="a file with the token that clients must send")
     parser.add_argument(
         "--allow-host", metavar="NAME", action="append", default=[],
@@ -55,23 +239,21 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv serve") ->
     )
     parser.add_argument("--tls-key", metavar="FILE", help="its private key, unless --tls-cert contains it")
     parser.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
+    parser.add_argument(
+        "--log-level", metavar="LEVEL", choices=_LEVELS, default="warning",
+        help="debug, info, warning or error (default: %(default)s): what goes to stderr; info includes reloads, and "
+        "clients that come and go",
+    )  # fmt: skip
     take_trust(parser)
     take_imports(parser)
-    args = parsed(parser, arguments)
-    access = Access(
-        address=args.address, token=_token(args.token_file), ssl_certificate=args.tls_cert, ssl_key=args.tls_key,
-        allowed_origins=args.allow_origin, allowed_hosts=args.allow_host,
-    )  # fmt: skip
-    served = ServedPolicies(access, args.port, args.transport)
-    training = parsed(
-        train_parser(program), ["--resume", args.run, *(["--env", args.env] if args.env else [])]
-    )
-    training.config = {"input": served, "num_workers": 0}
-    if args.frozen:
-        training.config |= {"multiagent": {"policies_to_train": []}, "evaluation_interval": None}
-        training.no_save = True
-    training.trust, training.typed, training.json = args.trust, args.typed, args.json
-    return train(training, args.typed)
+    limits = parser.add_argument_group("limits")
+    for one in fields(Limits):
+        kind = int if one.type == "int" else float
+        text = f"{_LIMITS[one.name]} (default: %(default)s)"
+        limits.add_argument(
+            f"--{one.name.replace('_', '-')}", metavar="N", type=kind, default=one.default, help=text
+        )
+    return parser
 
 
 def _token(file: str | None) -> str | None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from html import escape
 
-from menv.cli.arguments import Parser, parsed, port, print_text, take_imports
+from menv.cli.arguments import Parser, parsed, port, positive, print_text, take_imports
 from menv.errors import ConfigError
 from menv.registry import env_names, unknown_name
 from menv.tracking.local_page import LocalPage
@@ -14,22 +14,48 @@ from menv.tracking.report import page, plot_runs, runs_of, write_report
 
 _PORT = 6007
 _MORE = """\
-Other names: package.module:Class, and path/to/file.py:Class. Environments of PettingZoo and OpenSpiel are listed if
-these are installed: pip install 'menv-rl[pettingzoo]' open_spiel"""
+Other names: package.module:Class, and path/to/file.py:Class. Environments of PettingZoo, OpenSpiel, Jumanji, Pgx,
+JaxMARL and VMAS are listed if these are installed: pip install 'menv-rl[pettingzoo,jax]' open_spiel vmas"""
 
 
 def plot(arguments: Sequence[str], program: str) -> int:
     """Draw the picture of the arguments and return the exit status."""
-    parser = Parser(prog=program, description="Draw a curve of each policy of runs of one environment.")
+    parser = Parser(
+        prog=program,
+        description="Draw learning curves of runs of one environment, the mean over seeds with a band.",
+    )
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", help="run folders; seeds of the same settings are one curve"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="a .png or .svg file")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="a .png, .svg or .pdf file")
     parser.add_argument(
-        "--key", help="a result key, a column of progress.csv (policy_reward_mean; of a league, the ratings)"
+        "--key",
+        help="a result key, a column of progress.csv (episode_reward_mean; of one setting, policy_reward_mean; of a "
+        "league, the ratings)",
     )
+    parser.add_argument(
+        "--band", choices=("ci", "iqr"), default="ci",
+        help="around the mean over seeds: its 95 %% bootstrap interval (ci), or the quartiles of the seeds (iqr)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--x", choices=("steps", "time"), default="steps", help="env steps, or minutes of training"
+    )
+    parser.add_argument(
+        "--label", metavar="TEXT", action="append", default=[],
+        help="the name of a curve, repeated in the order of the runs; by default what differs between them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--title", metavar="TEXT", help="the title above the curves (default: the environment)"
+    )
+    parser.add_argument(
+        "--width", metavar="INCHES", type=positive, default=9.6,
+        help="the width of the picture; 3.3 is a column of a paper (default: %(default)s)",
+    )  # fmt: skip
     args = parser.parse_args(arguments)
-    path = plot_runs(args.runs, args.output, args.key)
+    path = plot_runs(
+        args.runs, args.output, args.key, band=args.band, x=args.x, labels=args.label, title=args.title,
+        width=args.width,
+    )  # fmt: skip
     print_text(f"wrote {path}", program)
     return 0
 
@@ -44,13 +70,21 @@ def report(arguments: Sequence[str], program: str) -> int:
         "runs", metavar="RUN", nargs="+", help="run folders; seeds of the same settings are summarized"
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="the file (RUN/report.html; report.html for several runs)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the file (default: RUN/report.html, or report.html for several runs)",
     )
     parser.add_argument(
-        "--serve", action="store_true", help="show the page to browsers on this machine, made again each time"
+        "--serve",
+        action="store_true",
+        help="serve the page to browsers on this machine, and build it again at each visit",
     )
     parser.add_argument(
-        "--port", type=port, default=_PORT, help="of --serve, 0 for any free one (%(default)s)"
+        "--port",
+        type=port,
+        default=_PORT,
+        help="the port for --serve; 0 chooses a free one (default: %(default)s)",
     )
     args = parser.parse_args(arguments)
     if not args.serve:
@@ -76,7 +110,9 @@ def envs(arguments: Sequence[str], program: str) -> int:
         prog=program, description="List environments by name.", epilog=_MORE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")
+    parser.add_argument(
+        "word", nargs="?", default="", metavar="WORD", help="list only names that contain this word"
+    )
     take_imports(parser)
     word = str(parsed(parser, arguments).word)
     lines = [

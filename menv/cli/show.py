@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from menv.cli.arguments import Parser, parsed, print_text, take_imports
+from menv.cli.reopen import take_level
 from menv.errors import ConfigError
 from menv.inference import checkpoint_folder, policy_bundle
-from menv.inference.checkpoint_folder import POLICIES, find_checkpoint, read_manifest
+from menv.inference.checkpoint_folder import (
+    LEVELS,
+    POLICIES,
+    SNAPSHOTS,
+    find_checkpoint,
+    policy_folders,
+    read_manifest,
+)
 from menv.plain_files import folder_given, writing
 from menv.policy import Policy
 from menv.serialization import shell_word
@@ -83,8 +91,21 @@ def _checkpoint(path: Path) -> list[str]:
         *([f"  others        {', '.join(sorted(others)[-8:])}"] if others else []),
         f"  algorithm     {_clean(manifest.get('algorithm'))}, {_clean(manifest.get('iteration'))} iterations, menv "
         f"{_clean(manifest.get('menv_version'))}",
+        *map(_clean, _league(manifest.get(SNAPSHOTS, {}))),
         f"  environment   {_clean(env) if isinstance(env, str) else 'given by the program'}",
     ]
+
+
+def _league(snapshots: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Yield how many snapshots there are, and which of them are the levels."""
+    names = sorted(snapshots.keys() - LEVELS, key=lambda name: (len(name), name))
+    if names:
+        levels = [
+            (level, [name for name in names if snapshots[name].items() <= snapshots[level].items()])
+            for level in LEVELS
+        ]
+        known = ", ".join(f"{level} is {' and '.join(own) or 'the run'}" for level, own in levels)
+        yield f"  snapshots     {len(names)}, the last is {names[-1]}; {known}"
 
 
 def _clean(value: Any, most: int = 200) -> str:
@@ -99,26 +120,34 @@ def export(arguments: Sequence[str], program: str) -> int:
         description="Copy the policies of a run into folders that Policy.from_checkpoint reads without torch.",
     )
     parser.add_argument("run", help="a run folder, or a checkpoint")
-    parser.add_argument("-o", "--output", metavar="DIR", help="a new folder (NAME-policies)")
-    parser.add_argument("--policy", metavar="ID", help="copy this policy alone, into DIR itself")
+    parser.add_argument("-o", "--output", metavar="DIR", help="a new folder (default: NAME-policies)")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--policy", metavar="ID", help="copy this policy, or snapshot of a league, alone, into DIR itself"
+    )
+    take_level(either)
     take_imports(parser)
     args = parsed(parser, arguments)
     checkpoint = find_checkpoint(args.run)
     target = Path(args.output or f"{Path(args.run).resolve().name}-{POLICIES}")
     if target.exists():
         raise ConfigError(f"-o {target}: exists, expected a name that is free; choose another name")
-    # Every file is checked before anything is copied.
-    found: Any = Policy.from_checkpoint(checkpoint)
-    entries: Any = read_manifest(checkpoint)[POLICIES]
-    if args.policy is not None and args.policy not in found:
+    manifest = read_manifest(checkpoint)
+    snapshot = args.level or (args.policy if args.policy in manifest.get(SNAPSHOTS, {}) else None)
+    folders = policy_folders(checkpoint, manifest, snapshot)
+    if args.policy is not None:
+        chosen = manifest[SNAPSHOTS][snapshot] if snapshot else {args.policy}
+        folders = {name: folder for name, folder in folders.items() if name in chosen}
+    if not folders:
         raise ConfigError(
-            f"--policy {args.policy}: not in {checkpoint}, expected one of {sorted(found)[:20]}; choose one of these"
+            f"--policy {args.policy}: not in {checkpoint}, expected one of "
+            f"{[*manifest[POLICIES], *manifest.get(SNAPSHOTS, {})][:20]}; choose one of these"
         )
+    # Every file is checked before anything is copied.
+    Policy.from_checkpoint(checkpoint, folders, snapshot=snapshot)
+    alone = args.policy is not None and len(folders) == 1
     with writing("export", f"policies in {target}"):
-        for policy_id in found if args.policy is None else [args.policy]:
-            folder = entries[policy_id]
-            policy_bundle.copy_folder(
-                checkpoint / POLICIES / folder, target if args.policy is not None else target / folder
-            )
+        for policy_id, folder in folders.items():
+            policy_bundle.copy_folder(folder, target if alone else target / manifest[POLICIES][policy_id])
     print_text(f"{target}\n  show it: menv show {shell_word(str(target))}", program)
     return 0

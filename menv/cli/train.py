@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import signal
 import sys
@@ -16,8 +17,8 @@ from typing import Any
 import gymnasium as gym
 
 import menv
-from menv import algorithms
-from menv.algorithms.algorithm import Algorithm
+from menv.algorithms.algorithm import Algorithm, algorithm_class
+from menv.algorithms.config.zoo import ZooSettings, required_zoo_settings, zoo_settings
 from menv.algorithms.training.learn import (
     TIMESTEPS,
     Saving,
@@ -45,11 +46,17 @@ from menv.cli.arguments import (
     with_objects,
 )
 from menv.cli.reopen import as_opened, reopened, take_trust
-from menv.cli.zoo import ZooSettings, required_zoo_settings, zoo_settings
+from menv.cli.seeds import train_seeds
 from menv.env_calls import close_unused
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, message_of
-from menv.inference.checkpoint_folder import LATEST, RUN_CHECKPOINTS
+from menv.inference.checkpoint_folder import (
+    LATEST,
+    RUN_CHECKPOINTS,
+    SNAPSHOTS,
+    find_checkpoint,
+    read_manifest,
+)
 from menv.interrupts import Terminations
 from menv.plain_files import path_given
 from menv.policy_spec import PolicySpec
@@ -60,8 +67,10 @@ from menv.tracking.progress import progress
 from menv.tracking.run_folder import Run, RunFolder, cut_after, locked, next_run_dir
 from menv.tracking.services import services_of
 from menv.tracking.tracker import Tracker
+from menv.wrappers.team import as_team
 
-ALGORITHMS = ("PPO", "DQN", "QMIX")
+_VARIANTS = {"MAPPO": ("PPO", {"critic_obs": "state"}), "VDN": ("QMIX", {"mixer": "vdn"})}
+"""Names of papers for an algorithm with a setting."""
 _NUMBERED = re.compile(r"[\W_]*\d+$")
 
 Choice = tuple[str, str, str | None]
@@ -81,7 +90,8 @@ examples:
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv train") -> int:
     """Train as the arguments say and return the exit status."""
-    return train(parsed(train_parser(program), arguments))
+    args = parsed(train_parser(program), arguments)
+    return train(args) if args.seeds is None else train_seeds(args)
 
 
 def train_parser(program: str) -> Parser:
@@ -95,44 +105,41 @@ def train_parser(program: str) -> Parser:
         "env", nargs="?",
         help="a name that menv envs lists, package.module:Class or file.py:Class; optional with --resume",
     )  # fmt: skip
-    env.add_argument("--env", dest="named", metavar="ENV", help="the same")
-    parser.add_argument("--run", choices=ALGORITHMS, help="the algorithm (PPO)")
+    env.add_argument("--env", dest="named", metavar="ENV", help="the same as the argument env")
+    parser.add_argument(
+        "--run", metavar="ALGORITHM",
+        help="PPO (default), MAPPO, DQN, SAC, QMIX, VDN, a registered name, module:Class or file.py:Class",
+    )  # fmt: skip
     take_policies(parser)
     parser.add_argument(
         "--self-play", action="store_true",
         help="play against a league of frozen snapshots of the policies; --config self_play.KEY=VALUE has its settings",
     )  # fmt: skip
-    parser.add_argument("--seed", metavar="N", type=seed, help="the seed, for a run that can be repeated")
+    parser.add_argument(
+        "--seeds", metavar="N", type=count,
+        help="train N runs with the seeds 0 to N - 1, in folders of --run-dir",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", metavar="N", type=count, default=1, help="parallel runs of --seeds (default: %(default)s)"
+    )
+    parser.add_argument("--seed", metavar="N", type=seed, help="the seed; the same seed gives the same run")
     parser.add_argument(
         "--stop", metavar="KEY=VALUE", type=stop_bounds, action="append", default=[],
         help="stop when this result reaches VALUE, such as evaluation/episode_reward_mean=450; may be repeated, the "
         "first bound that is reached counts; without it, train until Ctrl-C",
     )  # fmt: skip
-    parser.add_argument("--run-dir", metavar="DIR", help="the run folder (runs/ENV-ALGORITHM-NNN)")
-    parser.add_argument("--no-save", action="store_true", help="write no run folder")
+    _take_folders(parser)
     parser.add_argument(
-        "--save-every", metavar="N", type=count,
-        help="save a checkpoint after every N iterations (about once a minute, keeping 3); the end is always saved",
-    )  # fmt: skip
-    parser.add_argument("--keep", metavar="N", type=count, help="keep only the N latest checkpoints")
-    parser.add_argument(
-        "--resume", metavar="RUN",
-        help="resume the run of a run folder, or start a new run from a folder of checkpoints",
-    )  # fmt: skip
-    parser.add_argument(
-        "--resume-or-start", action="store_true",
-        help="resume the run in --run-dir if it has a checkpoint, else start it there; for jobs that are started again",
-    )  # fmt: skip
-    parser.add_argument(
-        "--wandb", metavar="PROJECT", nargs="?", const="menv", help="log to Weights & Biases (menv)"
+        "--wandb", metavar="PROJECT", nargs="?", const="menv", help="log to Weights & Biases (default: menv)"
     )
     parser.add_argument(
-        "--mlflow", metavar="EXPERIMENT", nargs="?", const="menv", help="log to MLflow (menv)"
+        "--mlflow", metavar="EXPERIMENT", nargs="?", const="menv", help="log to MLflow (default: menv)"
     )
     zoo = parser.add_mutually_exclusive_group()
     zoo.add_argument(
         "--zoo", metavar="TABLE",
-        help="the table of the settings that menv/zoo has for ENV, such as MAPPO; by default the one of the algorithm",
+        help="the table of the settings that menv/zoo has for ENV, such as MAPPO (default: that of the algorithm); "
+        "or your own file, my.toml or my.toml:TABLE",
     )  # fmt: skip
     zoo.add_argument("--no-zoo", action="store_true", help="start from the default settings")
     take_settings(parser)
@@ -142,12 +149,35 @@ def train_parser(program: str) -> Parser:
     return parser
 
 
-def train(args: argparse.Namespace, serve: Sequence[str] | None = None) -> int:
+def _take_folders(parser: Parser) -> None:
+    parser.add_argument("--run-dir", metavar="DIR", help="the run folder (default: runs/ENV-ALGORITHM-NNN)")
+    parser.add_argument("--no-save", action="store_true", help="write no run folder")
+    parser.add_argument(
+        "--save-every", metavar="N", type=count,
+        help="save a checkpoint after every N iterations (default: about once a minute, keeping 3), and at the end",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep-best", metavar="KEY",
+        help="save and keep the checkpoint with the highest value of a result, such as evaluation/episode_reward_mean",
+    )  # fmt: skip
+    parser.add_argument("--keep", metavar="N", type=count, help="keep only the N latest checkpoints")
+    parser.add_argument(
+        "--resume", metavar="RUN",
+        help="resume the run of a run folder, or start a new run from a folder of checkpoints",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume-or-start", action="store_true",
+        help="resume the run in --run-dir if it has a checkpoint, else start it there; for jobs that may be restarted",
+    )  # fmt: skip
+
+
+def train(args: argparse.Namespace, serve: Sequence[str] | None = None, more: Sequence[Tracker] = ()) -> int:
     """Train until a bound is reached or the user stops the run, and return the exit status.
 
     Args:
         args: Of `train_parser`.
         serve: The command that serves the run; None for `menv train`.
+        more: Trackers beside those of the arguments.
     """
     _check_saving(args)
     args.env = args.named if args.env is None else args.env
@@ -157,12 +187,17 @@ def train(args: argparse.Namespace, serve: Sequence[str] | None = None) -> int:
     what = f"{does} {args.resume}" if args.resume else f"starting {args.run or 'PPO'} in {args.env}"
     shown.announce(f"menv {menv.__version__}, {what}")
     if zoo is not None:
-        shown.announce(f"settings of menv/zoo/{zoo.source}; --no-zoo ignores them")
+        mine = [f"{key}={value}" for key, value in zoo.settings.items() if key not in args.config]
+        shown.announce(f"settings of {zoo.source}: {', '.join(mine)}; --no-zoo ignores them")
     with algorithm_of(args, zoo) as algo, Terminations(program=True) as termination:
         folder, services = _begun(args, algo, None if zoo is None else zoo.source)
-        rule = StopRule(args.stop, evaluates=algo.config.evaluation_interval is not None)
-        saving = Saving(None if folder is None else folder.checkpoints, args.save_every, args.keep)
-        trackers = [shown, *folder_trackers(folder, services)]
+        # A bound that no result reaches, so that a key that no result has is refused.
+        bounds = args.stop if args.keep_best is None else {args.keep_best: math.inf, **args.stop}
+        rule = StopRule(bounds, evaluates=algo.config.evaluation_interval is not None)
+        saving = Saving(
+            None if folder is None else folder.checkpoints, args.save_every, args.keep, args.keep_best
+        )
+        trackers = [shown, *folder_trackers(folder, services), *more]
         status, agents = 0, playable_agents(algo)
         # From here on Ctrl-C saves the run.
         shown.announce(headline(algo, folder))
@@ -179,12 +214,14 @@ def train(args: argparse.Namespace, serve: Sequence[str] | None = None) -> int:
     if folder is not None:
         again = "" if status == 0 else _resumed(args, folder.path, serve)
         lines = _next_steps(folder.path, agents, again)
+        if saving.best is not None:
+            lines.append(f"  best: {shell_word(str(saving.best))}")
         print_error("\n".join(lines))
     return status
 
 
 def _check_saving(args: argparse.Namespace) -> None:
-    if args.no_save and (args.run_dir or args.save_every or args.keep):
+    if args.no_save and (args.run_dir or args.save_every or args.keep or args.keep_best):
         raise ConfigError(
             "--no-save: given with an option about the run folder, expected one of them; leave one out"
         )
@@ -270,8 +307,14 @@ def _next_steps(path: Path, agents: list[str] | None, again: str) -> list[str]:
     lines.append(f"  report: menv report {where}")
     if opened and agents is not None:
         lines.append(f"  watch: menv watch {opened}")
+    has_levels = bool(read_manifest(find_checkpoint(str(path))).get(SNAPSHOTS))
     if opened and agents:
-        lines.append(f"  play: menv play {opened} --as {shell_word(agents[0])}")
+        level = " --level easy" * has_levels
+        lines.append(f"  play: menv play {opened} --as {shell_word(agents[0])}{level}")
+    if opened and has_levels:
+        lines.append(
+            f"  match: menv match {shell_word(f'{path}:easy')} {shell_word(f'{path}:hard')} {opened}"
+        )
     return lines
 
 
@@ -282,7 +325,7 @@ def _zoo(args: argparse.Namespace) -> ZooSettings | None:
         return None
     if args.zoo is None:
         return zoo_settings(env, args.run or "PPO")
-    found = required_zoo_settings(env, args.zoo)
+    found = required_zoo_settings(env, args.zoo, args.run or "PPO")
     if args.run not in (None, found.algorithm):
         raise ConfigError(
             f"--run {args.run}: given with --zoo {args.zoo}, which is for {found.algorithm}, expected one algorithm; "
@@ -304,7 +347,7 @@ def algorithm_of(args: argparse.Namespace, zoo: ZooSettings | None) -> Algorithm
                 "--policies, --policy: given with --resume, expected neither, because a checkpoint has policies; leave "
                 "them out"
             )
-        kind = Algorithm if args.run is None else _class(args.run)
+        kind = Algorithm if args.run is None else algorithm_class(args.run, "--run")
         return from_checkpoint(kind, args, args.resume, config, learns=True)
     env = args.env or config.get("env")
     if env is None:
@@ -312,16 +355,17 @@ def algorithm_of(args: argparse.Namespace, zoo: ZooSettings | None) -> Algorithm
             "env: none is given, expected a name that menv envs lists, package.module:Class or file.py:Class; write "
             "menv train CartPole-v1"
         )
-    known = {} if zoo is None else with_objects(zoo.settings)
-    for section, chosen in chosen_policies(args.policies, args.policy, env, merge(known, config)).items():
+    run, known = _VARIANTS.get(args.run, (args.run or "PPO", {}))
+    kind = algorithm_class(run, "--run")
+    known = dict(known if zoo is None else with_objects(zoo.settings))
+    merged = merge(known, config)
+    if kind.recipe.config_class.groups_agents and not args.policy:
+        found = {} if "multiagent" in merged else _policy_for_each_group(env, merged)
+    else:
+        found = chosen_policies(args.policies, args.policy, env, merged)
+    for section, chosen in found.items():
         known[section] = {**known.get(section, {}), **chosen}
-    config = merge(known, config)
-    return _class(args.run or "PPO")(config=config, env=env)
-
-
-def _class(name: str) -> type[Algorithm]:
-    kind: type[Algorithm] = getattr(algorithms, name)
-    return kind
+    return kind(config=merge(known, config), env=env)
 
 
 def from_checkpoint(
@@ -362,10 +406,9 @@ def _policies_kind(text: str) -> str:
 def _policy_choice(text: str) -> Choice:
     pattern, _, policy = text.rpartition("=")
     name, colon, algorithm = policy.partition(":")
-    if not pattern or not name or (colon and algorithm not in ALGORITHMS):
+    if not pattern or not name or (colon and not algorithm):
         raise argparse.ArgumentTypeError(
-            f"{text!r}, expected PATTERN=ID or PATTERN=ID:ALGORITHM, such as 'car_*=cars:DQN', with one of the "
-            f"algorithms {', '.join(ALGORITHMS)}"
+            f"{text!r}, expected PATTERN=ID or PATTERN=ID:ALGORITHM, such as 'car_*=cars:DQN'"
         )
     return pattern, name, algorithm or None
 
@@ -411,6 +454,20 @@ def _spaces_by_agent(env: Any, config: Mapping[str, Any], option: str) -> dict[s
             f"{option}: {describe_env(env)} lists no possible_agents, expected their ids; write --policy 'PATTERN=ID'"
         )
     return found
+
+
+def _policy_for_each_group(env: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of one policy for each group of agents that the run forms, {} for one group or none."""
+    made = as_team(make_env(env, EnvContext(config.get("env_config", {}))), None, grouped=True)
+    groups: Mapping[str, Any] = getattr(made, "run_groups", {})
+    close_unused(made)
+    if len(groups) < 2:
+        return {}
+    # A game of policies on disk asks for members.
+    mapping = [
+        (escape(str(agent)), group) for group, members in groups.items() for agent in (group, *members)
+    ]
+    return {"multiagent": {"policies": dict.fromkeys(groups), "policy_mapping_fn": mapping}}
 
 
 def _by_spaces(spaces: Mapping[str, Any]) -> list[Choice]:

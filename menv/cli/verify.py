@@ -31,13 +31,16 @@ def _parser(program: str) -> argparse.ArgumentParser:
         help="settings of an algorithm as a JSON object",
     )  # fmt: skip
     parser.add_argument(
-        "--envs", type=int, default=NUM_ENVS, help="total number of environments (%(default)s)"
+        "--envs", type=int, default=NUM_ENVS, help="total number of environments (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=int, default=ENV_STEPS, help="total number of env steps (%(default)s)"
+        "--steps", type=int, default=ENV_STEPS, help="total number of env steps (default: %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of resets, sampled actions and weights (%(default)s)"
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of resets, sampled actions and weights (default: %(default)s)",
     )
     parser.add_argument("--ray", action="store_true", help="also run workers on Ray, which is started")
     take_imports(parser)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from menv.cli.arguments import Parser, count, parsed, print_text, take_imports
-from menv.cli.reopen import reopened, take_trust
+from menv.cli.reopen import reopened, take_level, take_trust
 from menv.errors import ConfigError
 from menv.plain_files import writing
 from menv.playing.game import Game, Position
@@ -30,9 +30,11 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
     """Show episodes of policies and return the exit status."""
     parser = Parser(prog=program, description="Watch the policies of a run.")
     take_game(parser)
-    parser.add_argument("--episodes", type=count, default=1, help="number of episodes (%(default)s)")
-    parser.add_argument("--fps", type=_rate, help="pictures a second (that of the environment, else 10)")
-    parser.add_argument("--gif", metavar="FILE", help="write pictures as an animated GIF (RUN.gif)")
+    parser.add_argument("--episodes", type=count, default=1, help="number of episodes (default: %(default)s)")
+    parser.add_argument(
+        "--fps", type=_rate, help="pictures per second (default: that of the environment, or 10)"
+    )
+    parser.add_argument("--gif", metavar="FILE", help="write pictures as an animated GIF (default: RUN.gif)")
     args = parsed(parser, arguments)
     path = args.gif
     if path and not Path(path).absolute().parent.is_dir():
@@ -69,12 +71,17 @@ def take_game(parser: argparse.ArgumentParser) -> None:
     """Add what `game_of` reads."""
     parser.add_argument("run", help="a run folder, or a folder of checkpoints")
     parser.add_argument("--env", help="the environment, as for train, if the run cannot name it")
-    parser.add_argument(
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
         "--policy", metavar="[AGENT=]ID", dest="policies", action="append", default=[],
-        help="the policy of an agent, or of all; AGENT may be a pattern such as 'car_*'; may be repeated",
+        help="the policy of an agent, or of all, or a snapshot of a league, such as snapshot_3; AGENT may be a pattern "
+        "such as 'car_*'; may be repeated",
     )  # fmt: skip
+    take_level(either)
     parser.add_argument(
-        "--seed", type=int, help="of the environment and of sampled actions (another one each time)"
+        "--seed",
+        type=int,
+        help="the seed of the environment and of sampled actions (default: a new one each time)",
     )
     parser.add_argument("--sample", action="store_true", help="sample actions, not the most likely ones")
     take_trust(parser)
@@ -87,7 +94,7 @@ def game_of(args: argparse.Namespace, human: str | None, render_mode: str | None
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         # Without a display SDL prints an error.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    pairs = [one.rpartition("=") for one in args.policies]
+    pairs = [one.rpartition("=") for one in ([args.level] if args.level else args.policies)]
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     return reopened(args, args.run, lambda: Game(
         args.run, human=human, env=args.env, policies={agent or "*": name for agent, _, name in pairs},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from menv._lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from menv.connectors.built_in import AgentIdAgentConnector as AgentIdAgentConnector
     from menv.connectors.built_in import ClipActionsConnector as ClipActionsConnector
     from menv.connectors.built_in import ClipRewardAgentConnector as ClipRewardAgentConnector
     from menv.connectors.built_in import ConvertToNumpyConnector as ConvertToNumpyConnector

@@ -1,4 +1,4 @@
-"""ActionOutput: from a network's actions to those of the environment, for whole batches: scale, clip, shift, shape.
+"""ActionOutput: from a network's actions to the environment's actions, for whole batches: scale, clip, shift, shape.
 
 NormalizeActions ([-1, 1] to the bounds of a Box) comes before ClipActions (into the bounds), then the nested form. The
 sample batch keeps the network's own actions; for actions from external clients, `inverse` maps the other way.
@@ -270,7 +270,7 @@ class ActionOutput:
         return np.log(np.maximum(self._half, _LEAST_SCALE)).astype(np.float32)
 
     def inverse_inputs(self, dist_inputs: Array) -> Array:
-        """Return the network's distribution inputs [R, D] (logits, means, log stds) for those of env-ready actions."""
+        """Return the network's distribution inputs [R, D] (logits, means, log stds) for inputs of env-ready actions."""
         numbers = len(self._half)
         if not numbers:
             return dist_inputs

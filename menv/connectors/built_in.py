@@ -114,7 +114,7 @@ def clip_reward(rewards: npt.NDArray[Any], limit: bool | float) -> npt.NDArray[A
 
 
 def clip_rewards_of(batch: SampleBatch, limit: bool | float) -> None:
-    """Clip the rewards of a batch in place, those before its chunks too; a limit of 0 or False changes nothing."""
+    """Clip the rewards of a batch in place, also rewards before its chunks; a limit of 0 or False changes nothing."""
     if limit:
         batch[SampleBatch.REWARDS] = clip_reward(batch[SampleBatch.REWARDS], limit)
         batch.segments.prev_reward = clip_reward(batch.segments.prev_reward, limit)
@@ -141,7 +141,8 @@ class ClipRewardAgentConnector(ByArguments, AgentConnector):
         super().__init__(ctx)
         if limit is not None and (sign or limit < 0):
             raise ConfigError(
-                f"ClipRewardAgentConnector: sign={sign}, limit={limit}, expected one, of at least 0; drop one"
+                f"ClipRewardAgentConnector: sign={sign}, limit={limit}, expected one of them, at least 0; leave the "
+                "other out"
             )
         self.sign = sign
         self.limit = limit
@@ -204,7 +205,7 @@ class FrameStackAgentConnector(ByArguments, KeepsAgents):
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Stack a whole batch, each row after those of its agent episode; ContractError if the slots are unknown."""
+        """Stack a whole batch, each row after earlier rows of its trajectory; ContractError if slots are unknown."""
         if rows.slots is None:
             raise ContractError(
                 f"{self.name}: rows of unknown agents, expected their slots; call the policy by env and agent"
@@ -235,7 +236,7 @@ class FrameStackAgentConnector(ByArguments, KeepsAgents):
         self._by_slot = dict(other._by_slot)
 
     def _stacked(self, known: dict[Any, Rows], keys: Sequence[Any], obs: Rows, final: bool) -> Rows:
-        """Return R rows after those of their agent episodes in `known`, which keeps the new ones but at ends."""
+        """Return R rows, each after the rows of its trajectory in `known`, which keeps the new ones except at ends."""
         if self._channels is None:
             space = getattr(self.ctx, "observation_space", None)
             image = None if space is None else ObsPreprocessor(space).image
@@ -257,6 +258,67 @@ class FrameStackAgentConnector(ByArguments, KeepsAgents):
         return copied
 
 
+class AgentIdAgentConnector(ByArguments, AgentConnector):
+    """Appends the agent's one-hot code to its observation, so that agents that share a policy may act differently.
+
+    An agent that is not in the list gets zeros.
+
+    Args:
+        ctx: The context.
+        agents: The names of the agents, as texts, in the order of the columns.
+
+    Raises:
+        ConfigError: It is not a list of different texts.
+    """
+
+    keeps_lives = reads_agents = True
+    _arguments = ("agents",)
+
+    def __init__(self, ctx: ConnectorContext | None = None, agents: Sequence[str] = ()) -> None:
+        super().__init__(ctx)
+        texts = isinstance(agents, list | tuple) and all(isinstance(agent, str) for agent in agents)
+        if not texts or not agents or len({*agents}) < len(agents):
+            raise ConfigError(
+                f"{self.name}: agents={agents!r:.60}, expected a list of different names; list each agent once"
+            )
+        self.agents = list(agents)
+        # The last row is that of an agent that is not in the list.
+        self._codes = np.eye(len(agents) + 1, len(agents), dtype=np.float32)
+        self._rows = {agent: row for row, agent in enumerate(agents)}
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        """Return the agent with a longer observation."""
+        data = dict(columns_of(self, ac_data))
+        own = self._codes_of([ac_data.agent_id])[0]
+        data[SampleBatch.NEXT_OBS] = np.concatenate(
+            (np.ravel(data[SampleBatch.NEXT_OBS]), own), dtype=np.float32
+        )
+        return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
+
+    def over_rows(self, rows: AgentRows) -> None:
+        """Append the codes to a whole batch; ContractError if the agents are unknown."""
+        if rows.seats is None:
+            raise ContractError(
+                f"{self.name}: rows of unknown agents, expected their names; call the policy by env and agent"
+            )
+        codes = self._codes_of([agent for _, agent in rows.seats])
+        rows.obs = np.concatenate((rows.array(), codes), 1, dtype=np.float32)
+
+    def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
+        """Return the space and the width of longer rows."""
+        if ObsPreprocessor(space).image is not None:
+            raise ConfigError(
+                f"{self.name}: observations are images of {space.shape}, expected rows of numbers, to which a code "
+                "can be appended; set conv_filters to [], or leave agent_ids out"
+            )
+        wider = width + len(self.agents)
+        return gym.spaces.Box(-np.inf, np.inf, (wider,), np.float32), wider
+
+    def _codes_of(self, agents: Sequence[Any]) -> Rows:
+        rows = [self._rows.get(str(agent), -1) for agent in agents]
+        return self._codes[rows]
+
+
 @dataclass(frozen=True)
 class ViewRequirement:
     """One column of a model's input.
@@ -264,7 +326,7 @@ class ViewRequirement:
     For example `ViewRequirement("obs", shift="-2:0")` is the last three observations, the latest last.
 
     Attributes:
-        data_col: The source column; None for the one of its own name.
+        data_col: The source column; None for the column of the same name.
         space: Accepted for compatibility. Steps before the first are zeros of the column's own shape.
         shift: Steps from now, 0 or less; rewards and actions start at -1. A range such as "-2:0", both ends included,
             or a list gives one value for each step, [K, ...].

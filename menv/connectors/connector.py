@@ -129,7 +129,7 @@ _classes: dict[str, type[Connector]] = {}
 
 
 def register_connector(name: str, cls: type[Connector]) -> None:
-    """Register a class under a name; ConfigError if the name is taken or `cls` is no subclass of Connector."""
+    """Register a class under a name; ConfigError if the name is taken or `cls` is not a subclass of Connector."""
     if not (isinstance(cls, type) and issubclass(cls, Connector)):
         raise ConfigError(
             f"register_connector: {name!r} is {cls!r}, expected a subclass of Agent- or ActionConnector; pass one"
@@ -278,7 +278,7 @@ class AgentRows:
                 rows = np.zeros(0, object)
             if rows.dtype.kind not in "biuf":
                 raise OutsideSpaceError(
-                    0, "obs: expected arrays of numbers of one size after the agent connectors"
+                    0, "obs: expected arrays of numbers with equal sizes after the agent connectors"
                 )
             self.obs = rows if rows.dtype == np.uint8 else rows.astype(np.float32, copy=False)
         result: Column = self.obs
@@ -312,7 +312,7 @@ class AgentRows:
         if len(seats) != len(self.obs) or self.seats not in (None, seats):
             raise ContractError(
                 f"{connector}: returned {len(given)} agents for {len(self.obs)}, expected the same agents in the same "
-                f"order, each with {', '.join(sorted(needed))} in its data; return everything that came in, changed"
+                f"order, each with {', '.join(sorted(needed))} in its data; return all of them, changed"
             )
         self.obs = [single(columns[SampleBatch.NEXT_OBS]) for columns in data]
         if self.rewards is not None:
@@ -361,7 +361,7 @@ class ActionConnector(Connector):
         if not isinstance(output, tuple | list) or len(output) != 3:
             raise ContractError(
                 f"{self.name}.transform: returned {type(out).__name__}, expected an ActionConnectorDataType whose "
-                "output is (actions, states, fetches); return what came in, changed"
+                "output is (actions, states, fetches); return the argument, changed"
             )
         return out
 
@@ -378,6 +378,9 @@ class AgentConnector(Connector):
     at_ends: ClassVar[bool] = True
     """Whether it needs final observations and rewards as soon as they come, not all at once later."""
 
+    reads_agents: ClassVar[bool] = False
+    """Whether `over_rows` reads the seats of the rows."""
+
     def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
         """Return the data of the same agents, in the same order; ContractError if `transform` returned none."""
         out = [self.transform(data) for data in acd_list]
@@ -393,7 +396,7 @@ class AgentConnector(Connector):
         raise _undefined(type(self), "transform")
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Transform a whole batch in place; what built-in connectors have beside `__call__`."""
+        """Transform a whole batch in place; what built-in connectors have in addition to `__call__`."""
 
     @property
     def takes_rows(self) -> bool:
@@ -427,7 +430,7 @@ class AgentConnector(Connector):
 
 
 def is_final(data: Mapping[str, Any]) -> bool:
-    """Return whether the columns of an agent are those of the end of its episode."""
+    """Return whether the columns of an agent are at the end of its episode."""
     return bool(data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS))
 
 

@@ -51,7 +51,7 @@ _ROW = np.dtype(np.float32)
 # Flattened unchanged; choices become flags.
 _BOUNDED = gym.spaces.Box | gym.spaces.MultiBinary
 _MOST = np.finfo(np.float32).max
-# A quarter of a GiB; no layer of a network behind so many fits into memory.
+# A quarter of a GiB; a layer of a network for more numbers does not fit into memory.
 MOST_COLUMNS = 1 << 23
 Mask = npt.NDArray[np.bool_]
 Begins = npt.NDArray[np.int64]
@@ -96,7 +96,7 @@ class ObsPreprocessor:
     ) -> None:
         """Plan the columns; `action_space` says which flags of a mask belong to one component.
 
-        With `marked`, the last so many columns are 1 for each member of a group that is there and -1 for the others.
+        The last `marked` columns are 1 for each member of a group that is alive and -1 for the others.
         """
         self.space, self._actions, self.marked = space, action_space, marked
         self.leaves: list[Leaf] = []
@@ -191,7 +191,8 @@ class ObsPreprocessor:
         if self.marked:
             marks = rows[:, -self.marked :]
             marks[:] = 1.0
-            for row, one in enumerate(obs):
+            # In columns all members are there.
+            for row, one in enumerate(() if isinstance(obs, NestedRows) else obs):
                 marks[row, list(getattr(one, "absent", ()))] = -1.0
         return rows
 
@@ -250,7 +251,7 @@ class ObsPreprocessor:
         return error
 
     def _flat_bounds(self) -> tuple[Rows, Rows]:
-        """Return the [F] bounds of all columns; those of float32 where there are none, since infinity is invalid."""
+        """Return the [F] bounds of all columns; without bounds, the bounds of float32, since infinity is invalid."""
         low = np.full(self.size, -_MOST, np.float32)
         high = np.full(self.size, _MOST, np.float32)
         if self.dtype != _ROW:

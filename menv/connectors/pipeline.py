@@ -122,18 +122,18 @@ class Pipeline(Connector, Generic[C]):
 
     @classmethod
     def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
-        """Return the pipeline with the parameters of `to_state`; ConfigError if `params` is no list of pairs."""
+        """Return the pipeline with the parameters of `to_state`; ConfigError if `params` is not a list of pairs."""
         pairs: list[Any] = list(params) if isinstance(params, list | tuple) else [None]
         if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
             raise ConfigError(
-                f"{cls.__name__}: state is no list of pairs, expected (name, parameters) for each connector; pass what "
-                "to_state returned"
+                f"{cls.__name__}: state is not a list of pairs, expected (name, parameters) for each connector; pass "
+                "what to_state returned"
             )
         connectors: Any = [get_connector(name, ctx, own) for name, own in pairs]
         return cls(ctx, connectors)
 
     def restore(self, params: Any) -> None:
-        """Replace all connectors by those of a state, or raise what `from_state` does and change nothing."""
+        """Replace all connectors by the connectors of a state, or raise what `from_state` raises and change nothing."""
         made = type(self).from_state(self.ctx or ConnectorContext(), params)
         self.connectors = made.connectors
         self.version += 1
@@ -317,7 +317,7 @@ class PolicyConnectors:
         return self.agent.version + self.action.version
 
     def restore(self, agent: Any, action: Any) -> None:
-        """Replace all connectors by those of two pipeline states; an unknown name is an UnknownNameError."""
+        """Replace all connectors by the connectors of two pipeline states; an unknown name is an UnknownNameError."""
         self.agent.restore(agent)
         self.action.restore(action)
 

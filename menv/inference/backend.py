@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.errors import ConfigError, ContractError
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.head import ActionHead
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Rows: TypeAlias = npt.NDArray[Any]
@@ -180,7 +180,7 @@ class ActingBackend(ABC):
 
 
 def check_shapes(backend: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ConfigError for weights whose names or shapes are not those of the architecture."""
+    """Raise ConfigError for weights whose names or shapes differ from the architecture's."""
     found = {name: np.shape(weights[name]) for name in weights}
     wrong = sorted((name for name in {*found, *shapes} if found.get(name) != shapes.get(name)), key=str)
     if wrong:
@@ -235,8 +235,8 @@ def non_finite_error(
     shown = float(np.abs(obs.astype(np.float64)).max(initial=0.0))
     cause = f"weight {weight}" if weight else f"its weights are finite, and it is shown at most {shown:.3g}"
     return ContractError(
-        f"policy {names}: its network gives no finite numbers to choose an action by: {cause}, expected finite ones; "
-        f"fix a connector or a custom_model, scale observations, or {ADVICE}"
+        f"policy {names}: its network returned values that are not finite: {cause}, expected finite values; fix a "
+        f"connector or a custom_model, scale observations, or {ADVICE}"
     )
 
 

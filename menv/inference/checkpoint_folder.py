@@ -75,14 +75,13 @@ class _Manifest(msgspec.Struct):
     menv_version: str = ""
     policies: dict[str, _Folder] = {}
     policies_left_out: dict[str, str] = {}
+    snapshots: dict[str, dict[str, _Folder]] = {}
 
 
 def check_root(root: Path) -> None:
     """Raise ConfigError if `root` is a file, or a checkpoint itself."""
     if root.exists() and not root.is_dir():
-        raise ConfigError(
-            f"save: {root} is a file, expected a folder or a name that is free; choose another name"
-        )
+        raise ConfigError(f"save: {root} is a file, expected a folder or a new name; choose another name")
     if (root / MANIFEST).is_file():
         # Loading this folder would still find the checkpoint that it is.
         raise ConfigError(
@@ -256,7 +255,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if known.format > FORMAT:
         raise ConfigError(
             f"{path}: format {known.format}, expected at most {FORMAT}; it was written by menv "
-            f"{known.menv_version[:40]}, load it with that or a later one"
+            f"{known.menv_version[:40]}, load it with that version or a later one"
         )
     if _manifest_text({key: manifest[key] for key in manifest if key != "sha256"}).encode() != text:
         raise _damaged(path, "changed bytes")
@@ -311,7 +310,7 @@ def _manifest_text(manifest: Mapping[str, Any]) -> str:
 
 
 def _damaged(path: Path, what: str) -> ConfigError:
-    return ConfigError(f"{path}: {what}, expected the file as it was written; load another checkpoint")
+    return ConfigError(f"{path}: {what}, expected the original file; load another checkpoint")
 
 
 def _remove(path: Path) -> None:
@@ -347,7 +346,8 @@ def read_checkpoint(path: object, read: Callable[[Path], T]) -> T:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"checkpoint {str(root)!r}: {error}, expected one that stays while it is read; load another"
+                f"checkpoint {str(root)!r}: {error}, expected a folder that does not change while it is read; load "
+                "another"
             ) from error
     raise AssertionError
 
@@ -362,24 +362,36 @@ def _named(root: Path) -> str:
 
 POLICIES, LEFT_OUT = "policies", "policies_left_out"
 """Entries of a checkpoint's manifest; the first is also the folder of the policies."""
+LEAGUE, SNAPSHOTS = "league", "snapshots"
+"""The folder of a league's snapshots in a checkpoint, and the manifest's entry of their names.
+
+A name, which may be a level, has the folders of some policies; the others are the run's.
+"""
+LEVELS = {"easy": 1 / 3, "medium": 2 / 3, "hard": 1.0}
+"""How far from the lowest to the highest rating in a league an opponent of a person is."""
 
 _MOST_WHY = 500
 
 
 def write_policies(
-    folder: Path, policies: Mapping[str, Policy], trained: Callable[[str], Mapping[str, Any]]
+    folder: Path,
+    policy_ids: Iterable[str],
+    policy_of: Callable[[str], Policy],
+    trained: Callable[[str], Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Write the policies of a run into the folder of a checkpoint, and return the entries of its manifest.
 
-    They say where each policy is, and why others, which cannot be exported, are left out. `trained` returns how the
-    policy of an id was trained; see `Policy.export_checkpoint`.
+    They say where each policy is, and why others, which cannot be exported, are left out. `policy_of` returns the
+    policy of an id, and `trained` how it was trained; see `Policy.export_checkpoint`.
     """
     home = folder / POLICIES
     cache: ExportCache = {}
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    for (policy_id, policy), name in zip(policies.items(), _folder_names(policies), strict=True):
+    ids = list(policy_ids)
+    for policy_id, name in zip(ids, _folder_names(ids), strict=True):
         try:
+            policy = policy_of(policy_id)
             if isinstance(policy, NetworkPolicy):
                 write_policy(policy, home / name, trained(policy_id), cache)
             else:
@@ -395,12 +407,17 @@ def write_policies(
     return {POLICIES: found, LEFT_OUT: left_out}
 
 
-def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict[str, Policy]:
+def read_policies(
+    path: Path, policy_ids: Iterable[str] | None, snapshot: str | None
+) -> Policy | dict[str, Policy]:
     """Return the policy in a folder, or the policies of several folders; see `Policy.from_checkpoint`."""
+    chosen = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
+    of_checkpoint = partial(_of_checkpoint, chosen=chosen, snapshot=snapshot)
+    if snapshot is not None:
+        return read_checkpoint(path, of_checkpoint)
     if (path / policy_bundle.MANIFEST).exists():
         return read_policy(path)
     path = checkpoint_root(path)
-    chosen = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
     is_checkpoint = (path / MANIFEST).exists()
     folders = {} if is_checkpoint else _side_by_side(path)
     if is_checkpoint or (path / LATEST).exists():
@@ -409,7 +426,7 @@ def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict
                 f"{path}: holds policies {sorted(folders)[:20]} and training checkpoints, expected one of both; name "
                 "the folder of a policy, or a numbered one of a checkpoint"
             )
-        return read_checkpoint(path, partial(_of_checkpoint, chosen=chosen))
+        return read_checkpoint(path, of_checkpoint)
     if not folders:
         raise ConfigError(
             f"{path}: holds no policy, expected {policy_bundle.MANIFEST} in it, or in folders of policies, or a "
@@ -424,10 +441,24 @@ def _side_by_side(path: Path) -> dict[str, Path]:
     return {folder.name: folder for folder in found if not folder.name.startswith(".")}
 
 
-def _of_checkpoint(folder: Path, chosen: list[str] | None) -> dict[str, Policy]:
+def policy_folders(folder: Path, manifest: Mapping[str, Any], snapshot: str | None = None) -> dict[str, Path]:
+    """Return the folders of the policies of a numbered folder by id, some as they were in a snapshot."""
+    found = {name: inside(folder, POLICIES, own) for name, own in manifest[POLICIES].items()}
+    if snapshot is None:
+        return found
+    known = manifest.get(SNAPSHOTS, {})
+    if snapshot not in known:
+        raise UnknownNameError(
+            f"{folder}: snapshot {snapshot!r:.60} is not in it, expected "
+            + (f"one of {list(known)[-20:]}" if known else "one of a league; train with --self-play")
+        )
+    return found | {name: inside(folder, LEAGUE, own) for name, own in known[snapshot].items()}
+
+
+def _of_checkpoint(folder: Path, chosen: list[str] | None, snapshot: str | None) -> dict[str, Policy]:
     """Return policies of a training checkpoint."""
     manifest = read_manifest(folder)
-    found, left_out = manifest[POLICIES], manifest[LEFT_OUT]
+    found, left_out = policy_folders(folder, manifest, snapshot), manifest[LEFT_OUT]
     for name in chosen or ([] if found else left_out):
         if name in left_out:
             raise ConfigError(
@@ -435,7 +466,7 @@ def _of_checkpoint(folder: Path, chosen: list[str] | None) -> dict[str, Policy]:
                 f"{sorted(found)[:20]}"
             )
     names = _chosen(folder, chosen, found)
-    return {name: read_policy(inside(folder, POLICIES, found[name])) for name in names}
+    return {name: read_policy(found[name]) for name in names}
 
 
 def _chosen(where: Path, chosen: list[str] | None, found: Iterable[str]) -> list[str]:

@@ -88,6 +88,7 @@ class ConnectorPath:
         self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
         # Connectors that are called agent by agent.
         self._custom = [[leaf for leaf in own if not leaf.takes_rows] for own in leaves]
+        self._named = [any(leaf.reads_agents or not leaf.takes_rows for leaf in own) for own in leaves]
         self.shown: dict[int, Any] = {}
         looks = AgentConnector.on_policy_output
         self._observers = [
@@ -127,7 +128,7 @@ class ConnectorPath:
             if seats is not None and own is not None:
                 if self.at_ends[index]:
                     self.shown.update(zip(own.tolist(), map(own_copy, shown), strict=True))
-                if self._custom[index]:
+                if self._named[index]:
                     rows.seats = [seats[slot] for slot in own.tolist()]
             return self._run(index, rows)
 
@@ -136,7 +137,7 @@ class ConnectorPath:
     def _joined(
         self, which: Column | int, count: int, run: Callable[[int, Column | None], Sequence[Any]]
     ) -> Sequence[Any]:
-        """Return columns of R rows, those of each policy by `run(index, places)`; places are None for all rows."""
+        """Return columns of R rows, the rows of each policy from `run(index, places)`; places are None for all rows."""
         groups = self._split(which)
         if len(groups) == 1:
             return run(groups[0][0], None)

@@ -57,7 +57,7 @@ def make_golden(
     if connectors is not None:
         golden["rows"] = connectors(preprocessed(networks, golden)[0])
     elif width != size:
-        # The same numbers in other places; the state of connectors is no part of them.
+        # The same numbers in other places; the state of connectors is not a part of them.
         places = np.random.default_rng(21).integers(0, rows, (rows, width))
         golden["rows"] = preprocessed(networks, golden)[0][places, np.arange(width) % size]
     if networks.state_sizes:

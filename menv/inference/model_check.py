@@ -24,8 +24,8 @@ MOST_NODES, MOST_INPUTS, MOST_NUMBERS = 1 << 14, 1 << 9, 1 << 26
 """Most nodes of a graph, inputs of a node, and numbers of a constant or an input."""
 
 _OPERATORS = frozenset((
-    "Abs", "Acos", "Add", "And", "ArgMax", "ArgMin", "Asin", "Atan", "AveragePool", "BatchNormalization", "Cast",
-    "CastLike", "Ceil", "Celu", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Cos", "CumSum", "Div",
+    "Abs", "Acos", "Add", "And", "ArgMax", "ArgMin", "Asin", "Atan", "Atanh", "AveragePool", "BatchNormalization",
+    "Cast", "CastLike", "Ceil", "Celu", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Cos", "CumSum", "Div",
     "Dropout", "Einsum", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "GRU", "Gather", "GatherElements",
     "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Greater", "GreaterOrEqual", "GroupNormalization",
     "HardSigmoid", "HardSwish", "Hardmax", "Identity", "InstanceNormalization", "IsInf", "IsNaN", "LSTM",
@@ -38,13 +38,6 @@ _OPERATORS = frozenset((
     "TopK", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
 ))  # fmt: skip
 """Operators that menv and `torch.onnx` write for policies."""
-_FLOATS = (1, 10, 11, 16)
-"""ONNX element types that are not integers."""
-_WHOLE = ("Shape", "Size", "ArgMax", "ArgMin", "TopK", "MaxPool")
-"""Operators with an output of integers, whatever their inputs are."""
-_TYPED_BY = {"Where": 1, "CastLike": 1, "OneHot": 2}
-"""The input that gives an output its type, if not the first."""
-
 
 _FORM: dict[str, dict[str, tuple[int, str]]] = {
     "Model": {
@@ -102,7 +95,7 @@ def _message_classes() -> dict[str, Any]:
 
 _MESSAGES = _message_classes()
 _PARTS = {"node": "Node", "initializer": "Tensor", "input": "Value", "output": "Value", "value_info": "Value"}
-"""Parts of a graph, parsed one by one, because a message takes up to 50 times as many bytes as it has."""
+"""Parts of a graph, parsed one by one, because a parsed message needs up to 50 times its bytes."""
 
 _FLOATS = (1, 10, 11, 16)
 """ONNX element types that are not integers."""
@@ -188,7 +181,7 @@ def _check_node(node: Any) -> None:
 
 def _check_tensor(tensor: Any) -> None:
     if tensor.external_data or tensor.data_location:
-        raise _RefusedError("holds numbers in another file")
+        raise _RefusedError("stores tensors in another file")
     _check_size(tensor.name, tensor.dims)
 
 
@@ -205,7 +198,7 @@ def _check_divisions(graph: Mapping[str, Sequence[Any]]) -> None:
     for node in graph["node"]:
         op, inputs = node.op_type, node.input
         if op == "Div" and inputs[0] in whole and inputs[1] not in positive:
-            raise _RefusedError("divides integers by what is not known to be above zero")
+            raise _RefusedError("divides integers by a number that may be zero")
         values = [tensor for one in node.attribute if one.name == "value" for tensor in one.t]
         if op == "Cast":
             is_whole = any(one.i not in _FLOATS for one in node.attribute if one.name == "to")

@@ -210,12 +210,12 @@ class NetworkPolicy(Policy):
 
     @property
     def agent_connectors(self) -> AgentConnectorPipeline:
-        """The connectors between observations and the network, wherever this policy acts."""
+        """The connectors between observations and the network, for every caller of this policy."""
         return self._own.agent
 
     @property
     def action_connectors(self) -> ActionConnectorPipeline:
-        """The connectors between the network and the environment, wherever this policy acts."""
+        """The connectors between the network and the environment, for every caller of this policy."""
         return self._own.action
 
     @locked
@@ -263,7 +263,7 @@ class NetworkPolicy(Policy):
         observation, None the initial one.
         """
         head = self.networks.backend.head
-        if head.kind not in ("categorical", "q_values") or not self.whole:
+        if head.action_shape or not self.whole:
             return None
         actions = np.arange(head.sizes[0])
         rows, mask = self._rows([obs] * len(actions))
@@ -414,7 +414,7 @@ class NetworkPolicy(Policy):
 
     @locked
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights in; names and shapes must be those of `get_weights`. Training continues from them.
+        """Copy weights in; names and shapes must be as in `get_weights`. Training continues from them.
 
         Connectors stay. With Box actions call it between two fragments, such as in `on_train_result`; see
         `DefaultCallbacks`.
@@ -427,7 +427,8 @@ class NetworkPolicy(Policy):
             self.networks.backend.set_weights(self.index, weights)
         except ConfigError as error:
             raise ConfigError(
-                f"policy {self.policy_id!r}: {error}; if another algorithm trains it, say so: PolicySpec(algorithm=...)"
+                f"policy {self.policy_id!r}: {error}; if another algorithm trains it, declare it with "
+                "PolicySpec(algorithm=...)"
             ) from error
 
     def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:

@@ -24,7 +24,6 @@ import onnxruntime as ort
 
 from menv.errors import ConfigError
 from menv.inference.acting_graphs import ActingGraphs, GraphKind, StoredGraphs
-from menv.inference.action_heads import ActionHead
 from menv.inference.backend import (
     ActingBackend,
     Actions,
@@ -38,6 +37,7 @@ from menv.inference.backend import (
     all_finite,
     check_shapes,
 )
+from menv.inference.heads.head import ActionHead
 
 Feed: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -209,9 +209,9 @@ BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int]
 _RUN_WORK = 2_200_000
 _ROW_WORK = 10_000
 
-# Batches of at most so many numbers use bound buffers; at about three times as many the copy costs what binding saves.
+# Batches up to this size use bound buffers; at about three times this size the copy costs what binding saves.
 _BOUND_NUMBERS = 16_384
-# Buffers are kept for so many row counts. Binding a new one costs 17 us.
+# Buffers are kept for this many row counts. Binding a new one costs 17 us.
 _BOUND_RUNNERS = 256
 
 

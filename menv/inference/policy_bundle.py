@@ -40,9 +40,10 @@ from menv.connectors.pipeline import (
 )
 from menv.errors import ConfigError, UnknownNameError
 from menv.inference.acting_graphs import GraphKind, StoredGraphs
-from menv.inference.action_heads import ActionHead
 from menv.inference.backend import Floats, check_weights
 from menv.inference.golden import MOST_ROWS, answer, difference, make_golden
+from menv.inference.heads.head import ActionHead
+from menv.inference.heads.known import head_for_space, head_from_json
 from menv.inference.model_check import refuse_unsafe_model
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy
 from menv.inference.onnx_backend import OnnxBackend
@@ -59,7 +60,7 @@ ACTING = "acting.onnx"
 GREEDY = "greedy.onnx"
 EVALUATE = "evaluate.onnx"
 FILES = (WEIGHTS, GOLDEN, ACTING, GREEDY, EVALUATE)
-"""All files beside the manifest."""
+"""All files except the manifest."""
 
 _KIND = "menv.policy"
 _AGAIN = "copy the folder again"
@@ -117,11 +118,11 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         why = "" if isinstance(error, json.JSONDecodeError) else f" ({error!s:.80})"
         raise ConfigError(
-            f"{where}: is no JSON{why}, expected what export_checkpoint wrote; {_AGAIN}"
+            f"{where}: is not JSON{why}, expected what export_checkpoint wrote; {_AGAIN}"
         ) from error
     if not isinstance(content, dict) or content.get("type") != _KIND:
         raise ConfigError(
-            f"{where}: is no manifest of a policy, expected type {_KIND!r}; name the folder of a policy"
+            f"{where}: is not a manifest of a policy, expected type {_KIND!r}; name the folder of a policy"
         )
     version = content.get("format")
     if type(version) is int and version > FORMAT:
@@ -133,7 +134,8 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
     hashes = content.get("files")
     if not isinstance(hashes, dict) or set(hashes) != set(FILES):
         raise ConfigError(
-            f"{where}: 'files' names others than {', '.join(FILES)}, expected exactly these; export the policy again"
+            f"{where}: 'files' does not list exactly {', '.join(FILES)}, expected exactly these; export the policy "
+            "again"
         )
     return content
 
@@ -234,7 +236,7 @@ def policy_files(
     graphs = networks.graphs()
     if graphs is None:
         raise ConfigError(
-            f"{where}: its network has no acting graphs, expected one that has; describe it by fcnet_hiddens, "
+            f"{where}: its network has no acting graphs, expected a network with graphs; describe it by fcnet_hiddens, "
             "conv_filters, use_lstm or custom_model, or save get_weights() with safetensors"
         )
     weights = networks.backend.get_weights(policy.index)
@@ -252,7 +254,8 @@ def policy_files(
     wrong = difference(golden, answer(networks, networks.backend, golden, output, policy.index))
     if wrong:
         raise ConfigError(
-            f"{where}: its ONNX graphs disagree with what runs it now ({wrong}), expected equal answers; train it with "
+            f"{where}: its ONNX graphs disagree with its current runtime ({wrong}), expected equal answers; train it "
+            "with "
             '"inference": "onnx" to see where'
         )
     files = {
@@ -306,7 +309,7 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         ) from error
     if wrong:
         raise ConfigError(
-            f"{where}/{GOLDEN}: {wrong}, expected the outputs from when it was written; install the versions that "
+            f"{where}/{GOLDEN}: {wrong}, expected the outputs that were recorded; install the versions that "
             f"'written_with' in {MANIFEST} names, instead of {_versions()}, or export the policy again"
         )
     policy = NetworkPolicy(networks, 0, {}, read.seed)
@@ -353,9 +356,9 @@ def _networks(manifest: _Manifest, files: Mapping[str, bytes], where: str) -> Ne
     spaces = SpaceDecoder()
     observation_space = spaces.read(manifest.observation_space, f"{where}, observation_space")
     action_space = spaces.read(manifest.action_space, f"{where}, action_space")
-    head, state_sizes = ActionHead.from_json(manifest.head), manifest.state_sizes
+    head, state_sizes = head_from_json(manifest.head), manifest.state_sizes
     # Policies of groups know which members are there.
-    marked = len(head.sizes) if head.kind == "multi_q_values" else 0
+    marked = head.members
     preprocess = ObsPreprocessor(observation_space, action_space, marked)
     states = [np.zeros(size, np.float32) for size in state_sizes]
     ctx = ConnectorContext(
@@ -407,7 +410,7 @@ def _restored(kind: type[P], ctx: ConnectorContext, listed: _Listed, where: str)
 
 
 def _fits(head: ActionHead, space: gym.Space[Any]) -> bool:
-    wanted = ActionHead.for_space(flat_action_space(space))
+    wanted = head_for_space(flat_action_space(space))
     return (head.sizes, head.numbers) == (wanted.sizes, wanted.numbers)
 
 
@@ -470,7 +473,7 @@ def _unpacked(blob: bytes) -> dict[str, bytes]:
     except Exception as error:
         # zipfile raises errors of many kinds for damaged archives.
         raise ConfigError(
-            f"{_BUNDLE}: {len(blob)} bytes are no zip archive of a policy ({error!s:.80}), expected exactly "
+            f"{_BUNDLE}: {len(blob)} bytes are not a zip archive of a policy ({error!s:.80}), expected exactly "
             f"{', '.join((MANIFEST, *FILES))}, uncompressed; {_PACK_AGAIN}"
         ) from error
 
@@ -487,5 +490,5 @@ def unpack_weights(blob: bytes) -> dict[str, Array]:
         return dict(load(blob))
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"packed weights: {len(blob)} bytes are no safetensors, expected what pack_weights returned; {_PACK_AGAIN}"
+            f"packed weights: {len(blob)} bytes are not safetensors, expected what pack_weights returned; {_PACK_AGAIN}"
         ) from error

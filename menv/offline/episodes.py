@@ -15,7 +15,7 @@ A row is a trajectory of n actions: what one agent saw and did from its appearan
 | `obs` | [n + 1, ...] elements of the observation space; [n, ...] if the environment gave no last one |
 | `action` | [n, ...] elements of the action space |
 
-Nested spaces have a column for each part, such as `obs.position`. Agents whose spaces differ from those of the first
+Nested spaces have a column for each part, such as `obs.position`. Agents with other spaces than the first
 agent have columns with a number, such as `obs_1`. The header, a JSON object, has the agents and their spaces.
 """
 
@@ -92,7 +92,7 @@ class RecordedEpisode:
         env_steps: Length of the episode; at least the time of the last observation.
         unclaimed: Rewards that belong to no action, by agent.
         name: File and number, for messages.
-        env_spec: The `EnvSpec` of a gymnasium environment as JSON; "" without one, or if it is no plain data.
+        env_spec: The `EnvSpec` of a gymnasium environment as JSON; "" without one, or if it is not plain data.
     """
 
     trajectories: Sequence[RecordedTrajectory]
@@ -176,8 +176,8 @@ class Header:
             raise not_ours(where, "it has no header of a recording") from None
         if version != VERSION:
             raise ConfigError(
-                f"{where}: format version {version!r:.20}, expected {VERSION}; read it with the menv that wrote it, or "
-                "install that"
+                f"{where}: format version {version!r:.20}, expected {VERSION}; read it with the version of menv that "
+                "wrote it"
             )
         try:
             space = partial(SpaceDecoder().read, where=where)
@@ -193,7 +193,7 @@ class Header:
 
 
 def not_ours(where: str, what: str) -> ConfigError:
-    """Return the error for a file that is no recording."""
+    """Return the error for a file that is not a recording."""
     return ConfigError(
         f"{where}: {what}, expected a recording that menv.offline wrote; convert the file with write_episodes"
     )
@@ -207,8 +207,8 @@ def _name_of(agent: AgentId) -> str:
         return f"#{json.dumps(agent, default=operator.index)}"
     except (TypeError, ValueError):
         raise ConfigError(
-            f"write_episodes: agent {agent!r:.60} has no form in a file, expected a string, a number or a tuple; name "
-            "it so"
+            f"write_episodes: agent {agent!r:.60} cannot be written to a file, expected a string, a number or a tuple; "
+            "rename it"
         ) from None
 
 

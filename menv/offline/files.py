@@ -65,7 +65,7 @@ def write_episodes(path: str | os.PathLike[str], episodes: Iterable[RecordedEpis
     where = "write_episodes"
     target, whole = path_to_write(where, path), list(episodes)
     if not whole:
-        raise ConfigError(f"{where}: no episodes for {target}, expected one at least; record longer")
+        raise ConfigError(f"{where}: no episodes for {target}, expected at least one; record longer")
     header = Header.of(where, whole)
     with writing(where, f"the recording {target}"):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def read_episodes(pattern: str | os.PathLike[str]) -> Iterator[RecordedEpisode]:
     """Yield the episodes of a file, of all files that a pattern like `"games/*.parquet"` names, or of `"minari:NAME"`.
 
     Raises:
-        ConfigError: There is no such file, or one is no recording, is damaged or has a newer format.
+        ConfigError: There is no such file, or one is not a recording, is damaged or has a newer format.
         MissingExtraError: pyarrow or minari is not installed.
     """
     for source in episode_sources(pattern):
@@ -158,7 +158,7 @@ def _write(path: Path, header: Header, episodes: Sequence[RecordedEpisode]) -> N
     types = [(name, _arrow_type(pa, column)) for name, column in header.columns.items()]
     steps = np.cumsum([sum(len(one.steps.rewards) for one in episode.trajectories) for episode in episodes])
     schema = pa.schema(types, {KEY: header.to_json()})
-    # pyarrow opens no path that is no UTF-8.
+    # pyarrow opens no path that is not UTF-8.
     with opened(path, "wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for _, group in itertools.groupby(enumerate(episodes), lambda pair: steps[pair[0]] // _STEPS):
             columns = to_columns(header, group)
@@ -201,9 +201,7 @@ def _check_size(where: str, header: Header, group: Any) -> None:
         for part in parts
     )
     if needed > max(_MOST_MEMORY, _MOST_TIMES * sum(part.total_compressed_size for part in parts)):
-        raise not_ours(
-            where, f"a part of it needs {needed} bytes of memory, at most {_MOST_MEMORY} are taken"
-        )
+        raise not_ours(where, f"a part of it needs {needed} bytes of memory, more than {_MOST_MEMORY}")
 
 
 def _from_arrow(where: str, name: str, array: Any, column: Column) -> list[Any]:
@@ -265,8 +263,8 @@ def write_minari(pattern: str | os.PathLike[str], name: str) -> list[str]:
     """Write the recordings of a path or a pattern as Minari data sets, one for each agent.
 
     Trajectories become episodes. Minari needs the observation after the last action, so trajectories without one are
-    left out, with a warning, as are those without an action. Agents of turn-based games often end without such an
-    observation. The spec of a gymnasium environment goes along, for `recover_environment`.
+    left out, with a warning, as are trajectories without an action. Agents of turn-based games often end without this
+    observation. The data set also stores the spec of a gymnasium environment, for `recover_environment`.
 
     Args:
         pattern: The recordings.

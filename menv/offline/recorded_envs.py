@@ -36,7 +36,7 @@ class RecordedEnvs(Adapter):
 
     Args:
         pattern: Which.
-        ioctx: The spaces that they must have; spaces that are None there are those of the recording.
+        ioctx: The spaces that they must have; a space that is None is read from the recording.
         seed: Of the order.
 
     Raises:
@@ -107,7 +107,9 @@ class RecordedEnvs(Adapter):
                 for place in self._rng.permutation(len(episodes)).tolist():
                     yield episodes[place]
             if not self._read:
-                raise ConfigError(f"{self._pattern}: no whole episode, expected some; record longer")
+                raise ConfigError(
+                    f"{self._pattern}: no complete episode, expected at least one; record longer"
+                )
 
 
 def _chunks_of(episode: RecordedEpisode, env_steps: int) -> Iterator[ExternalTrajectory]:

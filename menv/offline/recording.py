@@ -42,7 +42,7 @@ _ENVS = 8
 
 @dataclass(slots=True, eq=False)
 class OpenTrajectory:
-    """A trajectory that is being recorded; `rewards` are those before the first action, then of each action."""
+    """A trajectory that is being recorded; `rewards` are the reward before the first action, then one per action."""
 
     agent_id: AgentId
     env_index: int
@@ -147,7 +147,7 @@ class EpisodeWatcher:
 class RecordCallbacks(DefaultCallbacks):
     """Records the training episodes of a run: `callbacks=RecordCallbacks("games/run.parquet")`.
 
-    Each process writes the episodes that ended in a fragment into a file of its own, such as
+    Each process writes the episodes that ended in a fragment into a separate file, such as
     `games/run-0-00001.parquet`, where 0 is the number of the worker. Existing files stay. Episodes of
     evaluations and of clients are not recorded.
 
@@ -173,8 +173,8 @@ class RecordCallbacks(DefaultCallbacks):
         """Refuse environments that show no sub-environments."""
         if self._base_env is None and base_env.replayable is None and not base_env.get_sub_environments():
             raise ConfigError(
-                f"RecordCallbacks: {type(base_env).__name__} shows no sub-environments, expected environments that "
-                "menv steps; record where the episodes are played"
+                f"RecordCallbacks: {type(base_env).__name__} has no sub-environments, expected environments that menv "
+                "steps; record in the process that plays the episodes"
             )
 
     def on_episode_end(self, *, base_env: Any, episode: Any, env_index: int, **kwargs: Any) -> None:

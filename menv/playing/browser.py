@@ -1,8 +1,8 @@
 """`PlayServer`: a page on this machine where a person plays against the policies of a run.
 
 The page is one file, `page.html`. It posts JSON objects and gets one answer to each: `about` describes the game, `new`
-starts one, `move` takes an action, `advance` lets a policy act. There is one game, which the latest page has. One
-thread plays it, because environments may not like several.
+starts one, `move` takes an action, `advance` lets a policy act, `reveal` shows what other agents may hide. There is one
+game, which the latest page has. One thread plays it, because environments may not like several.
 """
 
 from __future__ import annotations
@@ -84,14 +84,16 @@ class PlayServer(LocalPage):
         if kind == "new":
             game.human = self._seat(message.get("seat"))
             self._show(game.start())
-        elif kind in ("move", "advance"):
+        elif kind in ("move", "advance", "reveal"):
             position = self._current(message.get("turn"))
-            if kind == "move":
+            if kind == "reveal":
+                self._show(game.reveal())
+            elif kind == "move":
                 self._show(game.step(self._action(position, message.get("action"))))
             elif position.agent != game.human:
                 self._show(game.advance(1))
         else:
-            raise ContractError(f"message: do is {kind!r:.40}, expected about, new, move or advance")
+            raise ContractError(f"message: do is {kind!r:.40}, expected about, new, move, advance or reveal")
         assert self._position is not None
         return {"position": self._shown(self._position)}
 
@@ -127,6 +129,9 @@ class PlayServer(LocalPage):
     def _shown(self, position: Position) -> dict[str, Any]:
         """Return a position as JSON values."""
         board = _board(self._game)
+        # The person sees no other agent's actions and probabilities.
+        mine = position.agent == self._game.human
+        actions = zip(position.legal, position.names, strict=True) if mine else ()
         chances = position.probabilities or {}
         picture = None if board else position.picture
         return {
@@ -134,8 +139,9 @@ class PlayServer(LocalPage):
             "agent": None if position.agent is None else str(position.agent),
             "actions": [
                 {"action": action, "name": name, "probability": chances.get(action)}
-                for action, name in zip(position.legal, position.names, strict=True)
+                for action, name in actions
             ],
+            "asks": self._game.may_reveal and not self._game.show_all and not position.done,
             "cells": None if board is None else board["cells"],
             "text": picture if isinstance(picture, str) else None,
             "image": _data_url(picture) if isinstance(picture, np.ndarray) else None,
@@ -187,7 +193,7 @@ def _read(text: bytes) -> Mapping[str, Any]:
     try:
         message = json.loads(text)
     except (ValueError, RecursionError):
-        raise ContractError('message: it is no JSON, expected an object such as {"do": "advance"}') from None
+        raise ContractError('message: it is not JSON, expected an object such as {"do": "advance"}') from None
     if not isinstance(message, dict):
         raise ContractError(
             f'message: it is a {type(message).__name__}, expected an object such as {{"do": "advance"}}'

@@ -24,9 +24,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv import rng
 from menv.adapters.validation import count_empty, validate_step
-from menv.algorithms.config.stored_config import NamedOnlyError, stored_setting
+from menv.algorithms.config.stored_config import stored_setting
 from menv.base_env import ALL, SINGLE_AGENT, AgentId
 from menv.env_calls import as_flag, as_reward, close_env, close_unused, reset_env
 from menv.env_context import EnvContext
@@ -34,8 +33,8 @@ from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError, MenvError
 from menv.inference.checkpoint_folder import find_checkpoint, read_manifest
 from menv.inference.network_policy import NetworkPolicy
-from menv.policy import MASK_KEY, Policy
-from menv.policy_map import adapt_mapping_fn
+from menv.playing.players import ENV, RunPolicies
+from menv.policy import MASK_KEY
 from menv.registry import env_kind, make_env
 from menv.sampling.local_inference import local_policy_inference
 from menv.spaces import flat_mask
@@ -48,8 +47,8 @@ class Position:
     """A moment of a game.
 
     Attributes:
-        picture: What the environment renders: a text, or uint8 [height, width, 3]; None if it renders nothing. With a
-            person, what `render_for(agent)` returns where the environment has it, because agents see different things.
+        picture: What the environment renders: a text, or uint8 [height, width, 3]; None if it renders nothing. A person
+            sees what its `render_for(agent)` returns, and the whole game at the end.
         agent: The agent that acts next; None at the end.
         legal: Its legal actions, as the mask says; () unless its action space is Discrete.
         names: The name of each of them.
@@ -82,17 +81,22 @@ class Game:
         human: The agent whose actions `step` gets; None lets policies play all agents.
         env: The environment, as for `make_env`; by default the run's, if this process knows its name.
         env_config: Settings that override the run's.
-        policies: Ids of the policies of agents, by agent or by a pattern such as `"car_*"`. Other agents have the
-            policy that the run's `policy_mapping_fn` names; if that is not known here, the only policy, or the one
-            named after the agent.
+        policies: Ids of the policies of agents, by agent or by a pattern such as `"car_*"`; or names of snapshots of
+            the run's league, such as `"snapshot_3"`, or levels, `"easy"`, `"medium"` and `"hard"`. Other agents have
+            the policy that the run's `policy_mapping_fn` names; if that is not known here, the only policy, or the
+            one named after the agent.
         seed: Of the first reset, and of sampled actions.
         greedy: Whether policies take their most likely action; False samples.
         render_mode: "ansi" or "rgb_array"; None takes the first of them that the environment has.
+        show_all: Whether a person sees what other agents may hide, where the environment has no `render_for`.
 
     Attributes:
         agents: Ids of all agents that the environment lists.
         human: The person's agent, as the environment calls it.
-        policies: The policies by id.
+        show_all: As given; may be changed.
+        own: Who plays, unless `seat` was called.
+        policies: The policies of the run by id.
+        self_play: The run's settings of self-play.
         position: The current position; None before `start`.
 
     Raises:
@@ -111,31 +115,16 @@ class Game:
         seed: int = 0,
         greedy: bool = True,
         render_mode: str | None = None,
+        show_all: bool = False,
     ) -> None:
         stored = _stored(run, env)
-        found: Any = Policy.from_checkpoint(run)  # type: ignore[arg-type]
-        self.policies: dict[str, NetworkPolicy] = (
-            found if isinstance(found, dict) else {found.policy_id: found}
-        )
-        for name, policy in self.policies.items():
-            policy.set_draws_state([rng.key(seed, rng.stable_hash(name)), 0])
-        self._chosen = dict(policies or {})
-        self._policy_ids: dict[AgentId, str | None] = {}
-        if (stored.get("multiagent") or {}).get("observation_fn") is not None:
-            raise ConfigError(
-                f"run {run}: policies see what its observation_fn makes of the observations, expected none; use menv "
-                "evaluate"
-            )
-        self._unknown: NamedOnlyError | None = None
-        self._mapping = None
-        try:
-            mapping = stored_setting(stored, "multiagent", "policy_mapping_fn")
-            self._mapping = None if mapping is None else adapt_mapping_fn(mapping)
-        except NamedOnlyError as error:
-            # Only a problem if names do not say it.
-            self._unknown = error
+        self.own = RunPolicies(run, stored, policies or {}, seed)
+        self.policies = self.own.own
+        self.self_play: Mapping[str, Any] = stored.get("self_play") or {}
+        self._players: Mapping[AgentId, RunPolicies] = {}
+        self._policies: dict[AgentId, NetworkPolicy | None] = {}
         self._seed: int | None = seed
-        self._greedy = greedy
+        self._greedy, self.show_all = greedy, show_all
         self.position: Position | None = None
         self._episode = 0
         # The one that `start` begins next, until it has begun.
@@ -157,14 +146,19 @@ class Game:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
+    def seat(self, players: Mapping[AgentId, RunPolicies]) -> None:
+        """Let other players play agents in the games that start from now on."""
+        self._players = players
+        self._policies.clear()
+
     def start(self) -> Position:
         """Reset the environment and return the first position."""
-        for policy in self.policies.values():
-            policy.agent_connectors.reset(self._episode)
         self._episode += 1
+        for players in (self.own, *self._players.values()):
+            players.begin()
         if self._episode > 1:
             self._current = Episode(self._episode, 0)
-            self._policy_ids.clear()
+            self._policies.clear()
         obs, infos = reset_env(self.env, 0, self._seed)
         self._seed = None
         self._returns: dict[AgentId, float] = dict.fromkeys(self.agents, 0.0)
@@ -203,28 +197,37 @@ class Game:
             moves = None if moves is None else moves - 1
         return position
 
+    def reveal(self) -> Position:
+        """Show the person everything from now on, and return the current position."""
+        self.show_all = True
+        self._picture = self._seen()
+        return self._now()
+
     def close(self) -> None:
         """Close the environment."""
         close_env(self.env)
 
     def policy_of(self, agent: AgentId) -> str | None:
         """Return the id of an agent's policy; None if it is open which one that is."""
-        if agent not in self._policy_ids:
-            self._policy_ids[agent] = self._find_policy(agent)
-        return self._policy_ids[agent]
+        policy = self._policy_of(agent)
+        return None if policy is None else policy.policy_id
 
-    def _find_policy(self, agent: AgentId) -> str | None:
-        name = next((name for key, name in self._chosen.items() if fnmatchcase(str(agent), key)), None)
-        if name is None and self._mapping is not None:
-            name = self._mapping(agent, self._current, None)
-            self._current.bind(agent, name)
-        elif name is None:
-            name = next(iter(self.policies)) if len(self.policies) == 1 else str(agent)
-        return name if name in self.policies else None
+    def _policy_of(self, agent: AgentId) -> NetworkPolicy | None:
+        """Return an agent's policy, for the person's agent the one that advises; None if it is open which one it is."""
+        if agent not in self._policies:
+            players = self._players.get(agent, self.own)
+            self._policies[agent] = players.policy_of(agent, self._current, advises=agent == self.human)
+        return self._policies[agent]
 
     def action_space(self, agent: AgentId) -> gym.Space[Any]:
         """Return the action space of an agent."""
         space: gym.Space[Any] = self.env.action_space if self._single else self.env.get_action_space(agent)
+        return space
+
+    def observation_space(self, agent: AgentId) -> gym.Space[Any]:
+        """Return the observation space of an agent."""
+        space: gym.Space[Any]
+        space = self.env.observation_space if self._single else self.env.get_observation_space(agent)
         return space
 
     def action_name(self, agent: AgentId, action: Any) -> str:
@@ -244,17 +247,12 @@ class Game:
         return by_name.get(str(name), name)
 
     def _check(self) -> None:
-        for chosen_for, name in self._chosen.items():
+        for chosen_for in self.own.chosen:
             if not any(fnmatchcase(str(agent), chosen_for) for agent in self.agents):
                 self._agent(chosen_for)
-            if name not in self.policies:
-                raise ConfigError(
-                    f"policy {name!r} of {chosen_for!r}: not in the run, expected one of {sorted(self.policies)[:20]}; "
-                    "name one of them"
-                )
         for agent in self.agents:
-            if agent != self.human and self.policy_of(agent) is None:
-                raise self._no_policy(agent)
+            if agent != self.human and self._policy_of(agent) is None:
+                raise self.own.missing(agent)
         if self.human is not None:
             self.seats(self.human)
 
@@ -273,15 +271,6 @@ class Game:
             )
         return [*map(str, found)]
 
-    def _no_policy(self, agent: AgentId) -> ConfigError:
-        if self._unknown is not None:
-            self._unknown.add_note(f"or pass policies={{{str(agent)!r}: ...}} to Game")
-            return self._unknown
-        return ConfigError(
-            f"agent {str(agent)!r}: none of the policies in the run is its policy, expected one of "
-            f"{sorted(self.policies)[:20]}; add --policy {agent}={min(self.policies, default='POLICY')}"
-        )
-
     def _running(self, method: str) -> Position:
         if self.position is None or self.position.done:
             raise CallOrderError(f"Game.{method}: no game is running, expected start first; call start")
@@ -289,13 +278,13 @@ class Game:
 
     def _action(self, agent: AgentId) -> Any:
         """Return the action of the agent's policy."""
-        name = self.policy_of(agent)
-        if name is None:
-            raise self._no_policy(agent)
+        policy = self._policy_of(agent)
+        if policy is None:
+            raise self.own.missing(agent)
         reward, info = self._rewards.pop(agent, 0.0), self._infos.get(agent)
         (action, state, _), *_ = local_policy_inference(
-            self.policies[name],
-            self._episode,
+            policy,
+            ENV,
             agent,
             self._obs[agent],
             reward,
@@ -349,7 +338,27 @@ class Game:
 
     def _wait_for(self, obs: Mapping[AgentId, Any], infos: Mapping[AgentId, Any]) -> None:
         self._answers: dict[AgentId, Any] = {}
-        self._obs, self._infos, self._picture = dict(obs), infos, _picture(self.env, self.human)
+        self._obs, self._infos, self._picture = dict(obs), infos, self._seen()
+
+    def _seen(self) -> Picture | None:
+        """Return the picture for the person, or for watching."""
+        render_for = getattr(self.env, "render_for", None)
+        if self._over and (whole := _picture(self.env)) is not None:
+            return whole
+        if self.human is not None and callable(render_for):
+            return _as_picture(render_for(self.human))
+        return None if self.may_reveal and not self.show_all else _picture(self.env)
+
+    @property
+    def may_reveal(self) -> bool:
+        """Whether what the environment renders may show a person what other agents hide.
+
+        It has neither `render_for` nor a board, which all agents see.
+        """
+        board = (getattr(getattr(self.env, "unwrapped", self.env), "metadata", None) or {}).get("board")
+        alone = self.human is None or len(self.agents) < 2
+        shown = board is not None or callable(getattr(self.env, "render_for", None))
+        return not (alone or shown) and getattr(self.env, "render_mode", None) in ("ansi", "rgb_array")
 
     def _wrong(self, method: str, got: str, expected: str, fix: str = "fix the environment") -> ContractError:
         return ContractError(f"{type(self.env).__name__}.{method}: {got}, expected {expected}; {fix}")
@@ -382,10 +391,10 @@ class Game:
         return legal, tuple(names[one] for one in allowed) if names else tuple(map(str, legal))
 
     def _probabilities(self, agent: AgentId, legal: tuple[int, ...]) -> dict[int, float] | None:
-        name = self.policy_of(agent)
-        if name is None or not legal:
+        policy = self._policy_of(agent)
+        if policy is None or not legal:
             return None
-        found = self.policies[name].action_probabilities(self._obs[agent], self._states.get(agent))
+        found = policy.action_probabilities(self._obs[agent], self._states.get(agent))
         start = int(getattr(self.action_space(agent), "start", 0))
         return None if found is None else {one: float(found[one - start]) for one in legal}
 
@@ -426,19 +435,19 @@ def _listed(env: Any) -> list[AgentId]:
     return list(getattr(env, "possible_agents", None) or sorted(env.get_agent_ids(), key=str))
 
 
-def _picture(env: Any, human: AgentId | None) -> Picture | None:
-    """Return what the environment renders, for a person where agents see different things; None for neither form."""
-    render_for = getattr(env, "render_for", None)
-    if human is not None and callable(render_for):
-        return str(render_for(human))
+def _picture(env: Any) -> Picture | None:
+    """Return what the environment renders; None for neither form."""
     if getattr(env, "render_mode", None) in (None, "human"):
         return None
     try:
-        found = env.render()
+        return _as_picture(env.render())
     except NotImplementedError:
         return None
     except gym.error.DependencyNotInstalled as error:
         raise ConfigError(f"render: {error}, expected the packages that it needs; install them") from error
+
+
+def _as_picture(found: Any) -> Picture | None:
     if isinstance(found, list):
         found = found[-1] if found else None
     if isinstance(found, io.StringIO):

@@ -5,14 +5,34 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 
+import numpy as np
+
 from menv.playing.game import Game, Picture, Position
 
 _MOST_AGENTS = 4
 
 
-def picture_lines(picture: Picture | None) -> list[str]:
-    """Return the lines of a text; pictures of pixels have none."""
-    return picture.strip("\n").split("\n") if isinstance(picture, str) else []
+def picture_lines(picture: Picture | None, columns: int = 0) -> list[str]:
+    """Return the lines of a text, or pixels as half blocks of colour, two above each other in a character.
+
+    `columns` is the width for pixels; 0 leaves them out.
+    """
+    if picture is None or isinstance(picture, str):
+        return [] if picture is None else picture.strip("\n").split("\n")
+    height, width, _ = picture.shape
+    wide = min(columns - 1, width)
+    if wide < 1:
+        return []
+    high = 2 * max(1, round(height * wide / width / 2))
+    small = picture[np.arange(high) * height // high][:, np.arange(wide) * width // wide]
+    return [
+        "".join(
+            f"\x1b[38;2;{r};{g};{b};48;2;{x};{y};{z}m\N{UPPER HALF BLOCK}"
+            for (r, g, b), (x, y, z) in zip(upper.tolist(), lower.tolist(), strict=True)
+        )
+        + "\x1b[0m"
+        for upper, lower in zip(small[::2], small[1::2], strict=True)
+    ]
 
 
 def status_line(game: Game, position: Position, columns: int) -> str:
@@ -47,7 +67,7 @@ def _wrap(text: str, columns: int) -> list[str]:
 
 
 def chosen_action(position: Position, typed: str) -> int | None:
-    """Return the legal action that a number or a name means, None if it is no legal one."""
+    """Return the legal action that a number or a name means, None if it is not a legal one."""
     known = {name.casefold(): action for action, name in zip(position.legal, position.names, strict=True)}
     known |= {str(action): action for action in position.legal}
     return known.get(" ".join(typed.split()).casefold())

@@ -7,6 +7,6 @@
 3. `policy_group.py` turns observations into rows and rows into actions, by networks or by `custom_policies.py`.
 4. `rollout_buffer.py` stores them and splits them into trajectories (`trajectories.py`).
 
-`episode_tracker.py` knows which episodes run: as objects, or as arrays (`episode_arrays.py`) while nobody asks for the
+`episode_tracker.py` knows which episodes run: as objects, or as arrays (`episode_arrays.py`) while no code asks for the
 objects.
 """

@@ -123,7 +123,7 @@ class CallbackRunner:
             self._warned_late = self._excluded_late
             warnings.warn(
                 f"info['training_enabled']: False came after {self._excluded_late} timesteps of these trajectories had "
-                "left in earlier fragments; say it in the first info, or set "
+                "left in earlier fragments; set it in the first info, or use "
                 'batch_mode="complete_episodes"',
                 EnvFaultWarning,
                 stacklevel=2,

@@ -125,7 +125,7 @@ def _wanted(function: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def _one_for_each(actions: Any, count: int, policy_id: str) -> Sequence[Any]:
-    """Return the actions for `count` observations as they are."""
+    """Return the actions for `count` observations, unchanged."""
     sized = isinstance(actions, Sized) and not (isinstance(actions, np.ndarray) and not actions.ndim)
     if not sized or len(actions) != count:
         number = f"{len(actions)} actions" if sized else f"a {type(actions).__name__}"
@@ -141,7 +141,7 @@ def _columns(states: Sequence[list[Any]], policy_id: str) -> list[Column]:
         return [np.stack([np.asarray(one[part]) for one in states]) for part in range(len(states[0]))]
     except (IndexError, ValueError) as error:
         raise ContractError(
-            f"policy {policy_id!r}: states of several shapes, expected those of get_initial_state; return such states"
+            f"policy {policy_id!r}: states of several shapes, expected the shapes of get_initial_state; return these"
         ) from error
 
 
@@ -163,7 +163,7 @@ def _checked_states(states: object, count: int, rows: int, policy_id: str) -> li
     if lengths != [rows] * count:
         raise ContractError(
             f"policy {policy_id!r}: compute_actions returned {len(parts)} states with {lengths} rows, expected {count} "
-            f"with {rows}; return states like those that came in as state_batches"
+            f"with {rows}; return one row for each row of state_batches"
         )
     return [np.array(part) for part in parts]
 

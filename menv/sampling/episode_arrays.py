@@ -1,13 +1,15 @@
 """Running episodes as arrays, for environments that report joins and ends as columns.
 
-`menv.sampling.episode_tracker` uses it where nobody asks for an `Episode`: no callback, no mapping function, no custom
-policy. A poll costs a few array operations, however many episodes end in it. What can wait, such as the ids of
-episodes, is computed for all trajectories together when a fragment closes.
+`menv.sampling.episode_tracker` uses it where no code asks for an `Episode`: no callback, no mapping function, no custom
+policy. A poll only adds its columns to a log. When a fragment closes, episodes are numbered and returns are summed for
+many polls together, so that a poll costs the same however many episodes end in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -18,7 +20,8 @@ from menv.metrics import Metrics
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.trajectories import TrajectoryTable
 
-_UNSEEN = -1
+_NEVER = -1
+_NONE: IntArray = np.zeros(0, np.int64)
 
 
 class EpisodeArrays:
@@ -31,10 +34,7 @@ class EpisodeArrays:
         keys: [E, A] keys of the agents' random draws.
         episode_keys: [E] keys of the episodes' ids.
         begun: [E] how many episodes have begun in each sub-environment; it is counted on.
-
-    Attributes:
-        running: [E] whether an episode runs here.
-        begun_at: [E] env steps of each sub-environment when its episode began.
+        env_steps: [E] env steps of each sub-environment.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class EpisodeArrays:
         keys: rng.Keys,
         episode_keys: rng.Keys,
         begun: IntArray,
+        env_steps: Column,
     ) -> None:
         count, self._agents = keys.shape
         self.names = names
@@ -54,102 +55,63 @@ class EpisodeArrays:
         self._keys = keys.reshape(-1)
         self._episode_keys = episode_keys
         self._begun = begun
-        self.running: Flags = np.zeros(count, np.bool_)
-        self.begun_at: IntArray = np.zeros(count, np.int64)
-        # [E] the number of each episode.
-        self._numbers: IntArray = np.zeros(count, np.int64)
-        # [E * A] returns so far without the running trajectories; the agent's number in the order of appearance; how
-        # many times it came back; whether it was paid before it appeared.
-        self._returns: FloatArray = np.zeros(keys.size)
-        self._seats: IntArray = np.full(keys.size, _UNSEEN)
-        self._again: IntArray = np.zeros(keys.size, np.int64)
-        self._paid: Flags = np.zeros(keys.size, np.bool_)
-        # Whether any agent came back, or was paid before it appeared.
-        self._is_regular = True
         # [slots] the place among E * A that each slot has in the table.
-        self._assigned: IntArray = np.full(64, _UNSEEN)
-        # Returns [K, A], which of them exist, and lengths [K] of episodes that ended.
-        self._finished: list[tuple[FloatArray, Flags | None, IntArray]] = []
+        self._assigned: IntArray = np.full(64, _NEVER)
+        # [E] the env steps at which the running or the next episode began, its number, and whether it runs.
+        self._begun_at: IntArray = env_steps.copy()
+        self._numbers: IntArray = begun.copy()
+        self._running: Flags = np.zeros(count, np.bool_)
+        # Of the running episodes, without the returns of running trajectories.
+        self._books = _Books.empty(keys.shape)
+        # The log: places among E * A, each with the number of entries of `_ended` before it; and episodes that ended.
+        self._joined = _Log()
+        self._earned = _Log()
+        self._unclaimed = _Log()
+        self._amounts: list[FloatArray] = []
+        self._ended: list[EpisodeEnds] = []
+        # Of the fragment: [3, J] each join's episode number, the agent's number, and how often it had joined before;
+        # returns [K, A] of the episodes that ended, which of them exist, and lengths [K].
+        self._settled: list[IntArray] = []
+        self._num_joins = 0
+        self._finished: list[tuple[FloatArray, Flags, IntArray]] = []
 
     @property
     def ids(self) -> IntArray:
         """The ids of the running episodes."""
-        return self._ids_of(np.flatnonzero(self.running), self._numbers[self.running])
+        self.settle()
+        return self._ids_of(np.flatnonzero(self._running), self._numbers[self._running])
 
     def _ids_of(self, envs: IntArray, numbers: IntArray) -> IntArray:
         return (rng.keys(self._episode_keys[envs], numbers) >> np.uint64(5)).astype(np.int64)
 
-    def _begin_missing(self, envs: IntArray, env_steps: Column) -> IntArray | None:
-        """Begin an episode in each of these sub-environments that has none, and return them."""
-        running = self.running[envs]
-        if np.count_nonzero(running) == len(envs):
-            return None
-        missing = envs[~running] if np.count_nonzero(running) else envs
-        if self._agents > 1:
-            missing = np.unique(missing)
-        self.running[missing] = True
-        numbers = self._begun[missing]
-        self._numbers[missing] = numbers
-        self._begun[missing] = numbers + 1
-        self.begun_at[missing] = env_steps[missing]
-        self._of(self._returns)[missing] = 0.0
-        self._of(self._seats)[missing] = _UNSEEN
-        if not self._is_regular:
-            self._of(self._again)[missing] = 0
-            self._of(self._paid)[missing] = False
-        return missing
-
-    def _of(self, column: Column) -> Column:
-        """Return a column [E * A] by sub-environment: [E], or [E, A] with several agents."""
-        return column if self._agents == 1 else column.reshape(-1, self._agents)
-
-    def join(
-        self, joins: Joins, env_steps: Column, table: TrajectoryTable, groups: Sequence[PolicyGroup]
-    ) -> None:
-        """Start the trajectories of agents, at these env steps [E]."""
-        slots, envs, agents = joins.slots, joins.env_indices, joins.agents
-        self._begin_missing(envs, env_steps)
-        at = envs if self._agents == 1 else envs * self._agents + agents
-        seats, again = self._seat(at, envs), self._again[at]
+    def join(self, joins: Joins, table: TrajectoryTable, groups: Sequence[PolicyGroup]) -> None:
+        """Start the trajectories of agents."""
+        slots, agents = joins.slots, joins.agents
+        at = joins.env_indices if self._agents == 1 else joins.env_indices * self._agents + agents
         while slots.max() >= len(self._assigned):
-            self._assigned = np.append(self._assigned, np.full_like(self._assigned, _UNSEEN))
+            self._assigned = np.append(self._assigned, np.full_like(self._assigned, _NEVER))
         if np.count_nonzero(self._assigned[slots] == at) == len(at):
             table.returns[slots] = 0.0
         else:
-            table.assign_all(slots, self._places[agents], envs, self._keys[at])
+            table.assign_all(slots, self._places[agents], joins.env_indices, self._keys[at])
             self._assigned[slots] = at
-        columns = slots, agents, envs, at, seats, self._numbers[envs], again
+        self._joined.add(at, len(self._ended))
+        first, self._num_joins = self._num_joins, self._num_joins + len(at)
+        columns = slots, at, np.arange(first, self._num_joins)
         for number, mine in _by_group(table, slots, groups):
             groups[number].buffer.start_all(
-                columns if mine is None else [c[mine] for c in columns], self._starts
+                columns if mine is None else [column[mine] for column in columns], self._starts
             )
-
-    def _seat(self, at: IntArray, envs: IntArray) -> IntArray:
-        """Return the agents' numbers [K] in their episodes."""
-        seats = self._seats[at]
-        new = seats == _UNSEEN
-        if self._agents == 1:
-            seats = np.zeros(len(at), np.int64)
-        elif np.count_nonzero(new):
-            # Agents that appear in the same poll are numbered in the order of its joins.
-            mine = envs[new]
-            order = np.argsort(mine, kind="stable")
-            ranks = np.empty(len(mine), np.int64)
-            ranks[order] = np.arange(len(mine)) - np.searchsorted(mine[order], mine[order])
-            seen = (self._seats.reshape(-1, self._agents)[mine] != _UNSEEN).sum(axis=1)
-            seats[new] = seen + ranks
-        self._seats[at] = seats
-        if np.count_nonzero(new) < len(new):
-            self._is_regular = False
-            self._again[at[~new]] += 1
-        return seats
 
     def _starts(self, columns: Sequence[Column]) -> Sequence[Column]:
         """Return the fields of `TrajectoryStart`, given the columns [K] of `join`."""
-        slots, agents, envs, at, seats, numbers, again = columns
+        self.settle()
+        slots, at, joins = columns
+        numbers, seats, before = np.concatenate(self._settled, axis=1)[:, joins]
+        envs, agents = np.divmod(at, self._agents)
         lives = self._keys[at]
-        back = again > 0
-        lives[back] = rng.keys(lives[back], again[back])
+        back = before > 0
+        lives[back] = rng.keys(lives[back], before[back])
         return (
             slots, self._places[agents, 1], np.ones(len(slots), np.bool_), self._ids_of(envs, numbers), seats, envs,
             (lives >> np.uint64(1)).astype(np.int64), self._ids[agents],
@@ -159,67 +121,189 @@ class EpisodeArrays:
         """End trajectories."""
         slots = ends.slots
         at = ends.env_indices if self._agents == 1 else ends.env_indices * self._agents + ends.agents
-        self._returns[at] += table.returns[slots] + ends.rewards
+        self._earned.add(at, len(self._ended))
+        self._amounts.append(table.returns[slots] + ends.rewards)
         for number, mine in _by_group(table, slots, groups):
             groups[number].buffer.end_all(ends if mine is None else ends[mine])
 
-    def credit_unclaimed(self, unclaimed: Sequence[Unclaimed], env_steps: Column, metrics: Metrics) -> None:
+    def credit_unclaimed(self, unclaimed: Sequence[Unclaimed], metrics: Metrics) -> None:
         """Add rewards that belong to no action."""
-        self._is_regular = False
-        envs = np.array([entry.env_index for entry in unclaimed], np.int64)
-        self._begin_missing(envs, env_steps)
+        places = [entry.env_index * self._agents + self.names.index(entry.agent_id) for entry in unclaimed]
+        for log in (self._earned, self._unclaimed):
+            log.add(np.array(places), len(self._ended))
+        self._amounts.append(np.array([entry.reward for entry in unclaimed], np.float64))
         for entry in unclaimed:
-            at = entry.env_index * self._agents + self.names.index(entry.agent_id)
-            self._returns[at] += entry.reward
-            self._paid[at] = True
             metrics.add_unclaimed(entry.reward)
 
-    def finish(self, episodes: EpisodeEnds, env_steps: Column) -> None:
-        """Record episodes that ended."""
-        envs = episodes.env_indices
-        empty = self._begin_missing(envs, env_steps)
-        self.running[envs] = False
-        has_return = None
-        if empty is not None or self._agents > 1:
-            has_return = (self._of(self._seats)[envs] != _UNSEEN) | self._of(self._paid)[envs]
-        self._finished.append((self._of(self._returns)[envs], has_return, episodes.env_steps))
+    def finish(self, episodes: EpisodeEnds) -> None:
+        """End episodes."""
+        self._ended.append(episodes)
 
-    def flush(self, metrics: Metrics) -> None:
-        """Record the episodes that ended since the last call."""
-        finished, self._finished = self._finished, []
-        if not finished:
+    def begin_next(self, envs: IntArray, env_steps: Column) -> None:
+        """Set the env steps [E] at which the next episodes of these sub-environments begin."""
+        self._begun_at[envs] = env_steps[envs]
+
+    def settle(self) -> None:
+        """Number the episodes of the log and sum their returns; the log is empty then."""
+        if not (self._joined.places or self._earned.places or self._ended):
             return
-        returns, flags, lengths = zip(*finished, strict=True)
-        earned = np.concatenate(returns).reshape(-1, self._agents)
-        has_return = None
-        if any(flag is not None for flag in flags):
-            exist = [
-                np.ones_like(one, np.bool_) if flag is None else flag
-                for one, flag in zip(returns, flags, strict=True)
-            ]
-            has_return = np.concatenate(exist).reshape(-1, self._agents)
-        metrics.record_many(self._pairs, earned, has_return, np.concatenate(lengths))
+        where = _EpisodeRows(self._ended, len(self._numbers), self._agents)
+        books = _Books.empty((where.count, self._agents))
+        books.put(where.first, self._books)
+        if self._earned.places:
+            # One after the other, so that sums are rounded as if each was added at its poll.
+            np.add.at(books.returns, where.of(self._earned), np.concatenate(self._amounts))
+        if self._unclaimed.places:
+            books.paid[where.of(self._unclaimed)] = True
+        if self._joined.places:
+            rows, agents = where.of(self._joined)
+            before = books.joins[rows, agents] + _earlier(rows * self._agents + agents)
+            new = before == 0
+            # Agents are numbered in the order in which they appear.
+            known = np.count_nonzero(books.joins, axis=1)[rows[new]]
+            books.seats[rows[new], agents[new]] = known + _earlier(rows[new])
+            np.add.at(books.joins, (rows, agents), 1)
+            envs = _flat(self._joined.places) // self._agents
+            numbers = self._numbers[envs] + rows - where.first[envs]
+            self._settled.append(np.stack((numbers, books.seats[rows, agents], before)))
+        if self._ended:
+            over, lengths = books.at(where.ended), np.concatenate([one.env_steps for one in self._ended])
+            self._finished.append((over.returns, over.has_return, lengths))
+        self._books = books.at(where.last)
+        self._numbers += where.last - where.first
+        self._running = np.logical_or.reduce(self._books.has_return, axis=1)
+        self._begun[:] = self._numbers + self._running
+        self._joined, self._earned, self._unclaimed = _Log(), _Log(), _Log()
+        self._amounts, self._ended = [], []
+
+    def record(self, metrics: Metrics) -> None:
+        """Record the episodes that ended since the last call."""
+        self.settle()
+        finished, self._finished = self._finished, []
+        for returns, has_return, lengths in finished:
+            metrics.record_many(self._pairs, returns, None if has_return.all() else has_return, lengths)
+
+    def fragment_closed(self, metrics: Metrics) -> None:
+        """Record episodes after the buffers were closed, which ask for the starts of trajectories."""
+        self.record(metrics)
+        self._settled, self._num_joins = [], 0
 
     def as_objects(self) -> list[Episode]:
-        """Return the running episodes as objects, and forget them."""
+        """Return the running episodes as objects."""
+        self.settle()
         found = []
-        for index in np.flatnonzero(self.running).tolist():
+        for index in np.flatnonzero(self._running).tolist():
             episode = Episode(int(self._ids_of(np.array([index]), self._numbers[[index]])[0]), index)
-            episode.begun_at = int(self.begun_at[index])
-            own = slice(index * self._agents, (index + 1) * self._agents)
-            seats, paid, again = self._seats[own], self._paid[own], self._again[own].tolist()
-            for agent in np.argsort(seats, kind="stable").tolist():
-                reward = float(self._returns[own][agent])
-                if seats[agent] != _UNSEEN:
+            episode.begun_at = int(self._begun_at[index])
+            books = self._books.at(index)
+            joins, paid = books.joins.tolist(), books.paid.tolist()
+            for agent in np.argsort(books.seats, kind="stable").tolist():
+                reward = float(books.returns[agent])
+                if joins[agent]:
                     episode.bind(*self._pairs[agent])
                     episode.credit(self.names[agent], reward)
                 elif paid[agent]:
                     episode.credit_unclaimed(self.names[agent], reward)
-                for _ in range(again[agent]):
+                for _ in range(joins[agent] - 1):
                     episode.come_again(self.names[agent])
             found.append(episode)
-        self.running[:] = False
         return found
+
+
+@dataclass(slots=True)
+class _Books:
+    """What the agents of several episodes have, [episodes, A].
+
+    Attributes:
+        returns: Their returns.
+        joins: How often they joined.
+        seats: Their numbers in the order of appearance.
+        paid: Whether they were paid without an action.
+    """
+
+    returns: FloatArray
+    joins: IntArray
+    seats: IntArray
+    paid: Flags
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...]) -> Self:
+        seats = np.full(shape, _NEVER)
+        return cls(np.zeros(shape), np.zeros(shape, np.int64), seats, np.zeros(shape, np.bool_))
+
+    @property
+    def has_return(self) -> Flags:
+        """Whether they have a return."""
+        return (self.joins > 0) | self.paid
+
+    def at(self, rows: IntArray | int) -> _Books:
+        """Return some of the episodes."""
+        return _Books(self.returns[rows], self.joins[rows], self.seats[rows], self.paid[rows])
+
+    def put(self, rows: IntArray, others: _Books) -> None:
+        """Replace some of the episodes."""
+        self.returns[rows], self.joins[rows] = others.returns, others.joins
+        self.seats[rows], self.paid[rows] = others.seats, others.paid
+
+
+class _EpisodeRows:
+    """The row of each episode, by sub-environment and time: ended ones, and each running or next one.
+
+    Attributes:
+        count: Number of rows.
+        first: [E] the rows of the episodes that ran before the log.
+        last: [E] the rows of the running or next episodes.
+        ended: [K] the rows of the episodes that ended.
+    """
+
+    def __init__(self, ended: Sequence[EpisodeEnds], num_envs: int, agents: int) -> None:
+        self._agents = agents
+        envs = _flat([one.env_indices for one in ended])
+        polls = np.repeat(np.arange(len(ended)), [len(one) for one in ended])
+        self._width = len(ended) + 1
+        self._ends = np.sort(envs * self._width + polls)
+        self.count = len(envs) + num_envs
+        every = np.arange(num_envs)
+        self.first, self.last = self._find(every, 0), self._find(every, self._width)
+        self.ended = self._find(envs, polls)
+
+    def of(self, log: _Log) -> tuple[IntArray, IntArray]:
+        """Return the rows and the agents of a log's entries."""
+        envs, agents = np.divmod(_flat(log.places), self._agents)
+        return self._find(envs, log.before()), agents
+
+    def _find(self, envs: IntArray, before: IntArray | int) -> IntArray:
+        """Return the rows of the episodes that ran after `before` polls in which episodes ended."""
+        rows: IntArray = envs + np.searchsorted(self._ends, envs * self._width + before)
+        return rows
+
+
+class _Log:
+    """Places [K] of each poll, with the number of polls before it in which episodes ended."""
+
+    def __init__(self) -> None:
+        self.places: list[IntArray] = []
+        self._before: list[int] = []
+
+    def add(self, places: IntArray, before: int) -> None:
+        self.places.append(places)
+        self._before.append(before)
+
+    def before(self) -> IntArray:
+        return np.repeat(self._before, [len(places) for places in self.places])
+
+
+def _flat(parts: Sequence[IntArray]) -> IntArray:
+    return np.concatenate(parts) if parts else _NONE
+
+
+def _earlier(values: IntArray) -> IntArray:
+    """Return how many equal values come before each of [K]."""
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    found = np.empty(len(values), np.int64)
+    found[order] = np.arange(len(values)) - np.searchsorted(ranked, ranked)
+    return found
 
 
 def _by_group(

@@ -54,8 +54,7 @@ class EpisodeTracker:
 
     Attributes:
         running: The running episodes by env id.
-        begun: [E] how many episodes have begun in each sub-environment.
-        by_columns: Whether nobody asks for the objects of episodes.
+        by_columns: Whether no code asks for the objects of episodes.
     """
 
     by_columns = False
@@ -92,9 +91,17 @@ class EpisodeTracker:
         self._agent_keys: dict[tuple[int, AgentId], int] = {}
         # [E] the key of each sub-environment's episodes.
         self._episode_keys: rng.Keys = np.zeros(0, np.uint64)
-        self.begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        # [E] how many episodes have begun in each sub-environment.
+        self._begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         # [E] of the current poll.
-        self._env_steps: Column = self.begun
+        self._env_steps: Column = self._begun
+
+    @property
+    def begun(self) -> npt.NDArray[np.int64]:
+        """[E] how many episodes have begun in each sub-environment."""
+        if self._arrays is not None:
+            self._arrays.settle()
+        return self._begun
 
     @property
     def running_ids(self) -> list[int]:
@@ -126,7 +133,7 @@ class EpisodeTracker:
     def resume(self, begun: Column, num_envs: int) -> None:
         """Continue the numbers of episodes from a checkpoint, where `begun` [...] had begun."""
         self.widen(num_envs)
-        self.begun[:] = begun if len(begun) == num_envs else begun.max(initial=0)
+        self._begun[:] = begun if len(begun) == num_envs else begun.max(initial=0)
 
     def apply(self, ready: Ready) -> None:
         """Record a poll's ends, episodes and joins, in this order."""
@@ -159,18 +166,20 @@ class EpisodeTracker:
                 self.add_agent(join)
         if not (len(ended) or unclaimed or len(episodes) or len(joined)):
             return
-        arrays, steps = self._arrays or self._new_arrays(joined.names), ready.env_steps
+        arrays = self._arrays or self._new_arrays(joined.names)
         if len(ended):
             arrays.end(ended, self._table, self._groups)
         if unclaimed:
-            arrays.credit_unclaimed(unclaimed, steps, self._worker.metrics)
+            arrays.credit_unclaimed(unclaimed, self._worker.metrics)
         if len(episodes):
-            arrays.finish(episodes, steps)
+            arrays.finish(episodes)
+        if isinstance(ready.episodes, EpisodeEnds):
+            arrays.begin_next(ready.episodes.env_indices, ready.env_steps)
         if len(joined):
-            arrays.join(joined, steps, self._table, self._groups)
+            arrays.join(joined, self._table, self._groups)
 
     def _apart(self, part: Any) -> tuple[Any, Any]:
-        """Return the entries of columns without those of episodes that are objects, and these."""
+        """Return the entries of columns without episodes that are objects, and the entries of these."""
         if not len(part):
             return part, part
         running: Any = list(self.running)
@@ -183,8 +192,9 @@ class EpisodeTracker:
         policies = [policy_map.only or policy_map.policy_for(name, None, self._worker) for name in names]
         places = np.array([self._places[policy] for policy in policies], np.int64)
         self._arrays = EpisodeArrays(
-            names, policies, places, self.agent_keys(number, names), self._episode_keys, self.begun
-        )
+            names, policies, places, self.agent_keys(number, names), self._episode_keys, self._begun,
+            self._env_steps,
+        )  # fmt: skip
         return self._arrays
 
     def use_objects(self) -> None:
@@ -192,15 +202,15 @@ class EpisodeTracker:
         arrays, self._arrays = self._arrays, None
         if arrays is None:
             return
-        arrays.flush(self._worker.metrics)
+        arrays.record(self._worker.metrics)
         for episode in arrays.as_objects():
             self.running[episode.env_id] = episode
             self._keep_policies(episode.env_id)
 
-    def fragment_closes(self) -> None:
-        """Record the episodes that ended and are no objects."""
+    def fragment_closed(self) -> None:
+        """Record the episodes that ended and are not objects, after the buffers were closed."""
         if self._arrays is not None:
-            self._arrays.flush(self._worker.metrics)
+            self._arrays.fragment_closed(self._worker.metrics)
 
     def set_env_steps(self, env_steps: Column) -> None:
         """Set the env steps [E]; sub-environments may have appeared."""
@@ -291,8 +301,8 @@ class EpisodeTracker:
         return episode.bind(agent_id, policy_id)
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
-        number = self.begun.item(env_index)
-        self.begun[env_index] = number + 1
+        number = self._begun.item(env_index)
+        self._begun[env_index] = number + 1
         episode_id = rng.key(self._episode_keys.item(env_index), number) >> 5
         expected = self._expected.get(env_id) if self._expected else None
         episode = self.running[env_id] = expected or Episode(episode_id, env_id)
@@ -329,14 +339,14 @@ class EpisodeTracker:
 
     def widen(self, num_envs: int) -> None:
         """Make room for new sub-environments."""
-        before = len(self.begun)
+        before = len(self._begun)
         if num_envs <= before:
             return
         new = [
             rng.key(self._seed, self._first_index + index, rng.MAPPING) for index in range(before, num_envs)
         ]
         self._episode_keys = np.append(self._episode_keys, np.array(new, np.uint64))
-        self.begun = np.append(self.begun, np.zeros(num_envs - before, np.int64))
+        self._begun = np.append(self._begun, np.zeros(num_envs - before, np.int64))
 
 
 def _is_columns(ready: Ready) -> bool:

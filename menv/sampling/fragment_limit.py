@@ -96,7 +96,7 @@ class FragmentLimit:
         if len(env_steps) > len(self._boundary):
             self._make_room(len(env_steps))
         if self._lockstep:
-            steps = self._rows.sum() if self._by_rows else (env_steps - self._target).sum()
+            steps = np.add.reduce(self._rows if self._by_rows else env_steps - self._target)
             goal = self.length * len(env_steps) if self._by_rows else 0
             return np.ones(len(env_steps), np.bool_) if steps >= goal else None
         done: Flags = env_steps >= self._target
@@ -113,7 +113,7 @@ class FragmentLimit:
         beyond = env_steps - self._target
         if len(beyond) and beyond.max() > LONGEST + 10 * self.length:
             raise ContractError(
-                f"sample: env {int(beyond.argmax())} took {int(beyond.max())} env steps beyond the fragment without "
+                f"sample: env {int(beyond.argmax())} made {int(beyond.max())} env steps beyond the fragment without "
                 'the end of an episode, expected one with batch_mode="complete_episodes"; truncate episodes in the '
                 'environment, or use "truncate_episodes"'
             )
@@ -201,7 +201,7 @@ class WholeEpisodeLimit(FragmentLimit):
         running = env_steps - self._since
         if np.maximum.reduce(running) > LONGEST + 10 * self.length:
             raise ContractError(
-                f"sample: env {int(running.argmax())} took {int(running.max())} env steps without the end of an "
+                f"sample: env {int(running.argmax())} made {int(running.max())} env steps without the end of an "
                 'episode, expected one with batch_mode="complete_episodes"; truncate episodes in the environment, or '
                 'use "truncate_episodes"'
             )
@@ -255,7 +255,7 @@ def _ended(batch: SampleBatch) -> Flags:
 
 
 def _in_order(batch: SampleBatch, which: npt.NDArray[np.int64]) -> SampleBatch:
-    """Return some chunks, those of one sub-environment joined."""
+    """Return some chunks; chunks of one sub-environment are joined."""
     chunks = batch.segments
     # The kept chunk of a sub-environment comes first, then its continuation.
     which = which[np.argsort(chunks.env_id[which], kind="stable")]

@@ -186,7 +186,7 @@ class AgentSpaces:
             return self.shared
         raise ConfigError(
             f"policy {policy_id!r}: no possible agent maps to it, and the environment has no single {self._kind} "
-            f"space, expected its own; give it with PolicySpec({self._kind}_space=...) or map an agent to it"
+            f"space, expected a space of the policy; pass PolicySpec({self._kind}_space=...) or map an agent to it"
         )
 
 
@@ -270,8 +270,8 @@ def _first_agents(env: object, base_env: BaseEnv) -> list[AgentId]:
         raise
     except Exception as error:
         raise EnvCrashError(
-            f"env 0 reset: raised {in_words(error)}, expected the first observations, because "
-            f"{type(env).__name__} declares no spaces before them; declare these in __init__, or fix reset"
+            f"env 0 reset: raised {in_words(error)}, expected the first observations, because {type(env).__name__} "
+            "declares no spaces before reset; declare them in __init__, or fix reset"
         ) from error
     return list(obs) if kind == "multi_agent" else []
 

@@ -22,9 +22,9 @@ from menv.base_env import Column, Columns, End, EnvId, ExternalSteps, NestedRows
 from menv.connectors.pipeline import PolicyConnectors
 from menv.episode import Episode
 from menv.errors import ContractError
-from menv.inference.action_heads import ActionHead
 from menv.inference.backend import non_finite_error
 from menv.inference.connector_path import ConnectorPath, Seats, plain
+from menv.inference.heads.head import ActionHead
 from menv.inference.network_policy import NetworkGroup
 from menv.policy import Policy
 from menv.policy_spec import PolicySpec
@@ -102,7 +102,7 @@ class ActingStrategy(ABC):
     ) -> Answers:  # fmt: skip
         """Return R env-ready actions for a block and store them in the buffer.
 
-        `env_steps` [E] are counted since each sub-environment's start, `seats` are those of `Ready`.
+        `env_steps` [E] are counted since each sub-environment's start, `seats` are the seats of `Ready`.
         """
 
     @abstractmethod
@@ -145,7 +145,7 @@ class ActingStrategy(ABC):
     def record_external_steps(
         self, buffer: RolloutBuffer, rows: Column, slot: int, which: int, steps: ExternalSteps
     ) -> None:
-        """Store n actions that an external client took in `rows` [n] of one trajectory of policy number `which`."""
+        """Store n actions that an external client chose in `rows` [n] of one trajectory of policy number `which`."""
 
     @property
     def can_repeat(self) -> bool:
@@ -465,7 +465,7 @@ def record_distribution(
 ) -> None:
     """Store the distribution inputs and log-probabilities of n actions, where they are known."""
     # Distribution inputs of clients are not Q-values, even if the network outputs these.
-    if inputs is not None and head.kind == "q_values":
+    if inputs is not None and head.is_value_based:
         inputs = None
     if inputs is None and head.returns_dist_inputs:
         # The column exists for all rows; the entries of these are NaN.

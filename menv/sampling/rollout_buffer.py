@@ -11,12 +11,12 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import Column, End, Ends
+from menv.base_env import GLOBAL_STATE, Column, End, Ends
 from menv.env_calls import as_flag
 from menv.errors import ContractError
 from menv.sample_batch import InfoBuffer, Infos, SampleBatch, TrajectorySlices
@@ -25,7 +25,7 @@ from menv.sampling.trajectories import Trajectories, TrajectorySplit, Trajectory
 Rows = slice | npt.NDArray[np.int64]
 States = npt.NDArray[np.float32]
 Prepared = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
-PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
+PrepareFinals = Callable[[Any, Trajectories], Prepared]
 Starts = Callable[[Sequence[Column]], Sequence[Column]]
 """Returns the fields of `TrajectoryStart` as columns [K], given other columns [K]."""
 Released = list[tuple[int, bool, SampleBatch]]
@@ -44,6 +44,7 @@ INCOMING_REWARD, ANSWERED = INTERNAL + "income", INTERNAL + "answered"
 """Columns: the reward that arrived with a row, earned by the previous action; whether the row has an action."""
 _SLOTS = INTERNAL + "slots"
 _NO_INFO: Mapping[str, Any] = {}
+_END_DTYPES = {"slots": np.int64, "rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_}
 _ABSENT = {"f": np.nan, "c": np.nan, "i": -1, "u": 0, "b": False, "O": None}
 """The values of other rows in optional columns, by kind of dtype."""
 
@@ -99,7 +100,7 @@ class RolloutBuffer:
         # [slots, S] the current states.
         self._states: States = np.zeros((64, bounds[-1]), np.float32)
         self._released: tuple[str, ...] = (*_RELEASED, *self._state_parts)
-        # Trajectories that have rows here, and those that started after them, one by one and as columns.
+        # Trajectories that have rows here, and trajectories that started after them, one by one and as columns.
         self._living = Trajectories.begun(_NO_STARTS, self._columns["actions"])
         self._starts: list[TrajectoryStart] = []
         self._started: list[tuple[Starts | None, Sequence[Any]]] = []
@@ -200,7 +201,8 @@ class RolloutBuffer:
 
     def end_all(self, ends: Ends) -> None:
         """End trajectories, in order."""
-        self._ends.columns.append((ends, self._n))
+        self._ends.columns.append(ends)
+        self._ends.column_rows.append(self._n)
 
     def columns_at(self, rows: Rows, names: Sequence[str]) -> dict[str, Column]:
         """Return copies of the columns that exist at some rows."""
@@ -262,16 +264,18 @@ class RolloutBuffer:
         segments = self._segments(split, owners, prepare_finals)
         ends = self._ends
         incoming = self.incoming
-        rewards = split.rewards(incoming, owners.released == 0, np.array(ends.rewards, np.float64))
+        rewards = split.rewards(incoming, owners.released == 0, ends.column("rewards"))
         sorted_columns = {
             "rewards": rewards,
-            "terminateds": split.flags(np.array(ends.terminated, np.bool_)),
-            "truncateds": split.flags(np.array(ends.truncated, np.bool_)),
+            "terminateds": split.flags(ends.column("terminated")),
+            "truncateds": split.flags(ends.column("truncated")),
             "t": split.steps(owners.released),
         }
         if _ENV_T in self._columns:
             sorted_columns |= self._env_t_columns(split)
-        infos = InfoBuffer(self._n, self._info_polls, ends.infos)
+        if GLOBAL_STATE in self._columns:
+            sorted_columns[SampleBatch.NEXT_GLOBAL_STATE] = self._next_states(split)
+        infos = InfoBuffer(self._n, self._info_polls, ends.all_infos())
         self._exclude(split, owners, infos.entries(TRAINING_ENABLED))
         trained = owners.trained & ~owners.excluded
         released: Released = []
@@ -357,9 +361,10 @@ class RolloutBuffer:
         return now
 
     def _split(self) -> TrajectorySplit:
-        self._ends.settle()
-        end_slots, end_rows = np.array(self._ends.slots, np.int64), np.array(self._ends.rows, np.int64)
-        return split_trajectories(self._columns[_SLOTS][: self._n], end_slots, end_rows, self._ends.withdrawn)
+        ends = self._ends
+        return split_trajectories(
+            self._columns[_SLOTS][: self._n], ends.column("slots"), ends.all_rows(), ends.withdrawn
+        )
 
     def _trajectories(self) -> Trajectories:
         """Return all trajectories that have rows here, in the order of the split."""
@@ -401,13 +406,17 @@ class RolloutBuffer:
         next_obs = self._columns["obs"][last]
         next_mask = np.zeros((len(last), 0), np.bool_) if masks is None else masks[last]
         missing = np.zeros(len(owners.slot), np.bool_)
-        finals = [self._ends.obs[index] for index in split.end_order.tolist()]
-        absent = np.array([final is None for final in finals], np.bool_)
-        missing[split.end_segments[absent]] = True
-        missing &= ~split.withdrawn
-        if not absent.all():
-            given = split.end_segments[~absent]
-            shown = [final for final in finals if final is not None] if absent.any() else finals
+        given, finals = split.end_segments, self._ends.all_obs()
+        shown: Any
+        if isinstance(finals, np.ndarray):
+            shown = finals.take(split.end_order, axis=0)
+        else:
+            ordered = [finals[index] for index in split.end_order.tolist()]
+            absent = np.array([final is None for final in ordered], np.bool_)
+            missing[given[absent]] = True
+            missing &= ~split.withdrawn
+            given, shown = given[~absent], [final for final in ordered if final is not None]
+        if len(given):
             rows, final_masks = prepare_finals(shown, owners.take(given))
             next_obs[given] = rows
             next_mask[given] = True if final_masks is None else final_masks
@@ -426,6 +435,14 @@ class RolloutBuffer:
         at_ends = np.array(self._ends.env_steps, np.int64)
         after = np.concatenate((dates, at_ends))
         return {_ENV_T: dates[split.order], SampleBatch.NEXT_ENV_T: after[split.sources()]}
+
+    def _next_states(self, split: TrajectorySplit) -> Column:
+        """Return the states [N, S] after the rows in the sorted order: NaN where an end came without one."""
+        states = self._columns[GLOBAL_STATE][: self._n]
+        unknown = np.full(states.shape[1:], np.nan, np.float32)
+        at_ends = [info.get(GLOBAL_STATE, unknown) for info in self._ends.all_infos()]
+        after = np.concatenate((states, np.stack([*at_ends, unknown])))
+        return after[split.sources()]
 
     def _batch(
         self,
@@ -446,7 +463,7 @@ class RolloutBuffer:
         columns = {
             name: self._columns[name].take(rows, axis=0) for name in self._released if name in self._columns
         }
-        columns.update({name: column.take(places) for name, column in sorted_columns.items()})
+        columns.update({name: column.take(places, axis=0) for name, column in sorted_columns.items()})
         return SampleBatch(columns, segments.take(pieces), Infos((infos,), split.sources().take(places)))
 
     def _carry(self, split: TrajectorySplit, rewards: Column, owners: Trajectories) -> None:
@@ -477,9 +494,9 @@ class RolloutBuffer:
 
 @dataclass(slots=True)
 class EndedTrajectories:
-    """The ends of a fragment's trajectories, in order, one list per field.
+    """The ends of a fragment's trajectories: single ends, in one list per field, then columns.
 
-    Lists of numbers are not tracked by Python's garbage collector.
+    The order of ends on different slots does not count. Lists of numbers are not tracked by Python's garbage collector.
 
     Attributes:
         rewards: Rewards since the last row.
@@ -487,7 +504,8 @@ class EndedTrajectories:
         rows: Rows that had been added at the end.
         env_steps: The sub-environment's env steps at the end, with `set_end_env_t`.
         withdrawn: Indices of the ends that remove the trajectory's last row.
-        columns: Ends that came as columns, and the rows that had been added, until `settle`.
+        columns: Ends that came as columns.
+        column_rows: Rows that had been added at the end of each of `columns`.
     """
 
     slots: list[int] = field(default_factory=list)
@@ -499,19 +517,30 @@ class EndedTrajectories:
     rows: list[int] = field(default_factory=list)
     env_steps: list[int] = field(default_factory=list)
     withdrawn: set[int] = field(default_factory=set)
-    columns: list[tuple[Ends, int]] = field(default_factory=list)
+    columns: list[Ends] = field(default_factory=list)
+    column_rows: list[int] = field(default_factory=list)
 
-    def settle(self) -> None:
-        """Move what came as columns to the lists; the order of ends on different slots does not count."""
-        for ends, rows in self.columns:
-            self.slots += ends.slots.tolist()
-            self.rewards += ends.rewards.tolist()
-            self.terminated += ends.terminated.tolist()
-            self.truncated += ends.truncated.tolist()
-            self.obs += list(ends.obs)
-            self.infos += ends.infos or [_NO_INFO] * len(ends)
-            self.rows += [rows] * len(ends)
-        self.columns.clear()
+    def column(self, name: Literal["slots", "rewards", "terminated", "truncated"]) -> Column:
+        """Return a field of all M ends."""
+        parts = [getattr(ends, name) for ends in self.columns]
+        return np.concatenate([np.array(getattr(self, name), _END_DTYPES[name]), *parts])
+
+    def all_rows(self) -> Column:
+        """Return [M] rows that had been added at each end."""
+        of_columns = np.repeat(np.array(self.column_rows, np.int64), [len(ends) for ends in self.columns])
+        return np.concatenate([np.array(self.rows, np.int64), of_columns])
+
+    def all_obs(self) -> Any:
+        """Return the M final observations, as an array if all are rows of arrays."""
+        parts = [ends.obs for ends in self.columns]
+        if parts and not self.obs and all(type(part) is np.ndarray for part in parts):
+            return np.concatenate(parts)
+        return [*self.obs, *itertools.chain.from_iterable(parts)]
+
+    def all_infos(self) -> Sequence[Mapping[str, Any]]:
+        """Return the M info dicts."""
+        of_columns = (ends.infos or [_NO_INFO] * len(ends) for ends in self.columns)
+        return [*self.infos, *itertools.chain.from_iterable(of_columns)]
 
     def add(self, end: End, rows: int) -> None:
         if end.withdrawn:

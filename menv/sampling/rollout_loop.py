@@ -1,7 +1,6 @@
-"""The general rollout loop: poll the environment, add rows to buffers, act, send the actions.
+"""The rollout loop: poll the environment, add rows to buffers, act, send the actions.
 
-It works for every `BaseEnv`, one row per waiting agent. `menv.sampling.sampler` runs it unless the faster loops of
-`menv.sampling.vector_loop` collect the same batches. `menv.sampling.policy_group` is the next file to read.
+It works for every `BaseEnv`, one row per waiting agent. `menv.sampling.policy_group` is the next file to read.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.adapters.adapter import Adapter
-from menv.base_env import Column, EnvId, Ready
+from menv.base_env import GLOBAL_STATE, Column, EnvId, Ready, StateRows
 from menv.errors import ContractError
 from menv.metrics import Timers
 from menv.sampling.callback_runner import CallbackRunner
@@ -123,7 +122,7 @@ class RolloutLoop:
             time.sleep(0.001)
 
     def poll(self, timeout: float | None = None) -> Ready:
-        """Poll, again after each pause, and record what came: ends first, then joins, then rows."""
+        """Poll, again after each pause, and record the answer: ends first, then joins, then rows."""
         while True:
             before = perf_counter()
             polled: Ready = self._base_env.poll(timeout)
@@ -180,6 +179,8 @@ class RolloutLoop:
             rows = group.buffer.add(block.slots, *group.strategy.rows(block, obs, rewards, ready))
             block.rows = rows
             group.buffer.add_infos(ready.infos, block.places)
+            if ready.infos and GLOBAL_STATE in ready.infos[0]:
+                group.buffer.mark(GLOBAL_STATE, block.rows, _states(ready.infos, block))
             if self._callbacks.keeps:
                 group.buffer.set_env_t(block.rows, self.env_steps[block.env_indices])
         except OutsideSpaceError as error:
@@ -236,6 +237,13 @@ class RolloutLoop:
         """The running episodes of an external environment whose ends are all that a fragment lacks."""
         closed = self._limit.closed(self.env_steps)
         return [] if closed is None else self._base_env.episodes_at(np.flatnonzero(~closed))
+
+
+def _states(infos: Any, block: PendingRows) -> Column:
+    """Return the global states [R, S] of the rows of a block."""
+    if isinstance(infos, StateRows):
+        return infos.states if block.places is None else infos.states[block.places]
+    return np.stack([info[GLOBAL_STATE] for info in block.of(infos)])
 
 
 def _split_by_actor(block: PendingRows, taken: Mapping[int, Any]) -> list[PendingRows]:
@@ -295,8 +303,10 @@ def _concatenated(answers: Sequence[Any]) -> list[Any] | Column:
 
 def _by_group(slots: Column, table: TrajectoryTable, groups: list[PolicyGroup]) -> Blocks:
     """Split the rows of a slots array [R] by policy group and look up what acting needs."""
-    numbers = table.groups[slots]
-    present = np.flatnonzero(np.bincount(numbers)).tolist() if len(groups) > 1 else [0]
+    present, numbers = [0], table.groups
+    if len(groups) > 1:
+        numbers = numbers[slots]
+        present = np.flatnonzero(np.bincount(numbers)).tolist()
     blocks = []
     for number in present:
         places = None if len(present) == 1 else np.flatnonzero(numbers == number)

@@ -42,8 +42,7 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 class SamplerState:
     """What a sampler continues from. Running episodes are not part of it: a run that resumes begins new ones.
 
-    `steps` and `begun` count the env steps and the episodes of each sub-environment, `replaced` how often each worker
-    was replaced.
+    `steps` and `begun` count the env steps and the episodes of each sub-environment.
     """
 
     env_steps: Count = 0
@@ -53,7 +52,6 @@ class SamplerState:
     steps: list[Count] = field(default_factory=list)
     begun: list[Count] = field(default_factory=list)
     running: Count = 0
-    replaced: list[Count] = field(default_factory=list)
 
 
 class Sampler:
@@ -175,7 +173,6 @@ class Sampler:
         """Close every group's buffer and return the released batches."""
         self.env_steps += env_steps
         self.untrained = []
-        self._tracker.fragment_closes()
         batches: dict[str, SampleBatch] = {}
         excluded: list[SampleBatch] = []
         recorded: list[SampleBatch] = []
@@ -191,6 +188,7 @@ class Sampler:
             if self._whole is None:
                 self._callbacks.count_excluded_late(group.buffer.excluded_late)
             batches.update(closed if self._whole is None else group.strategy.add_dist_inputs(closed))
+        self._tracker.fragment_closed()
         if self._whole is not None:
             batches, env_steps = self._whole.release(batches, excluded)
         self.crashes.fragment_closed([*recorded, *excluded], self._tracker.running_ids)
@@ -295,8 +293,8 @@ class Sampler:
         # The half-full fragment of an idle external environment is dropped, like its running episodes.
         if not self.idle and not all(group.buffer.closed for group in self._groups):
             raise CallOrderError(
-                "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
-                "or in on_train_result"
+                "save: a fragment is being sampled, expected a call between two fragments; call it after train() or "
+                "sample(), or in on_train_result"
             )
         return self.state_midway()
 

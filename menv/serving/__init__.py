@@ -17,6 +17,5 @@ if TYPE_CHECKING:
     from menv.serving.policy_server import PolicyServerInput as PolicyServerInput
     from menv.serving.policy_server import RLlinkInput as RLlinkInput
     from menv.serving.transports.access import Access as Access
-    from menv.serving.transports.transport import Transport as Transport
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

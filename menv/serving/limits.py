@@ -21,13 +21,9 @@ class Limits:
     Attributes:
         max_body: Bytes of one body. A longer one is refused before it is read. Bodies are parsed one after the other,
             and no client is answered meanwhile: 1 MB of JSON takes 10 to 40 ms.
-        max_depth: Nested lists and objects in one `info`, which no space bounds.
-        max_connections: Peers of one transport at the same time. A new peer replaces one that has sent nothing, has
-            not shown the token, or is closing; if there is none, the new peer is refused.
-        max_rate: Bodies per second of one connection, with bursts of one second. A faster peer is slowed down;
-            nothing that it sends is lost.
-        handshake_s: Seconds until a new connection has sent its first body, and from the first byte of a body to its
-            last; over HTTP also from the last request of a client without an open connection.
+        max_connections: Peers of one transport at the same time. Further ones are refused.
+        handshake_s: Seconds until a new connection has sent its first body and the token, and from the first byte of a
+            body to its last; over HTTP also from the last request of a client without an open connection.
         idle_s: Seconds without any data; also how long a peer may leave its replies unread.
         max_unsent: Bytes of replies that may wait for one peer to read them.
         max_agents: Agents of one episode.
@@ -41,10 +37,8 @@ class Limits:
     """
 
     max_body: int = 1_000_000
-    max_depth: int = 32
     max_connections: int = 256
-    max_rate: float = 100_000
-    handshake_s: float = 30.0
+    handshake_s: float = 10.0
     idle_s: float = 600.0
     max_unsent: int = 64_000_000
     max_agents: int = 1_000

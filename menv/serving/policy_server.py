@@ -1,8 +1,8 @@
 """`PolicyServerInput` and `RLlinkInput`: an algorithm learns from clients over the network and answers them.
 
 Set `config["input"] = lambda ioctx: PolicyServerInput(ioctx, address, port)`. Both are external environments whose
-`RequestSource` is a `PolicyServer`: each poll of the sampler serves clients until one has sent something, and passes
-that on. Between rollout fragments the server's own thread serves them.
+`RequestSource` is a `PolicyServer`, whose thread serves clients; each poll of the sampler waits until one has sent
+something.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import importlib
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -28,10 +29,9 @@ from menv.policy import Policy
 from menv.serialization import space_to_json
 from menv.serving.limits import Limits
 from menv.serving.protocol import BadMessageError, ErrorCode
-from menv.serving.session import STILL_PLAYING_S, SamplerTaskQueue, ServerSessions
+from menv.serving.session import ServerSessions
 from menv.serving.transports.access import Access
-from menv.serving.transports.server import Server
-from menv.serving.transports.transport import Transport
+from menv.serving.transports.server import Server, Transport
 from menv.spaces import leaves
 
 
@@ -46,11 +46,8 @@ class PublishedPolicies(Protocol):
     weights_seq_no: int
     policies: Mapping[str, Policy]
 
-    def made(self, form: str, policy_id: str) -> Any:
-        """Return a form that `make` has made before, else raise `KeyError`. Called in the server's loop."""
-
-    def make(self, form: str, policy_id: str) -> Any:
-        """Make and return a policy in one of its forms; slow. Called in the thread that makes them.
+    def form(self, form: str, policy_id: str) -> Any:
+        """Return a policy in one of its forms, which is made once; slow. Called in one thread beside the server's loop.
 
         Args:
             form: "bundle" for a packed bundle, "weights" for packed weights, "onnx" for the ONNX file of RLlink
@@ -60,12 +57,6 @@ class PublishedPolicies(Protocol):
         Raises:
             ConfigError: The policy has no such form; the sentence says what works instead.
         """
-
-    def expect_clients(self) -> None:
-        """Make the forms that a first client may request. Called in the thread that makes them."""
-
-    def make_ready(self) -> None:
-        """Make the forms that clients requested lately. Called in the thread that makes them."""
 
     def connectors_since(self, policy_id: str) -> int:
         """Return the `weights_seq_no` at which the policy's connectors changed last; weights do not include them."""
@@ -93,16 +84,12 @@ class Trainer(Protocol):
 
 
 TransportName = Literal["http", "tcp"]
-Kind: TypeAlias = tuple[int, int, str]
-"""Numbers of the hidden state and of the action distribution's inputs, and the kind of action head."""
 
 _MAX_PORT = 65535
 _NUMBER_BYTES = 26
 """Most bytes of a float in JSON, with comma and blank."""
 _STEP_BYTES = 150
 """Bytes of flags and names if each episode has one step."""
-_DECODE_AHEAD = 16
-"""From this many deferred bodies on, they are decoded while the server waits for others."""
 
 
 class PolicyServer(RequestSource):
@@ -117,9 +104,9 @@ class PolicyServer(RequestSource):
         idle_timeout: Seconds without a step after which `train()` returns and reports it; None waits forever.
         max_staleness: Updates by which weights may be behind when PPO learns from their steps; None for any.
         return_s: Seconds in which a client that lost its connection may return to its episodes.
-        batch_wait: Most seconds that a request for an action waits to be batched with others.
+        batch_wait: Seconds that a request for an action waits for the next one, to be batched with it.
         env_steps_per_sample: Env steps that clients with local inference send at once. None is the length of a rollout
-            fragment, or less if it may not fit into `Limits.max_body` as JSON.
+            fragment. Less if it may not fit into `Limits.max_body`.
         force_on_policy: Whether these clients wait for the next weights; None leaves it to the algorithm.
         clients_act: Whether all clients act by themselves, so that policies must not see the output of an
             `observation_fn`.
@@ -127,7 +114,6 @@ class PolicyServer(RequestSource):
     Attributes:
         server: The server with its transports.
         sessions: Its clients.
-        tasks: Requests for weights that wait.
         described: Arguments of `ExternalEnvs` for what the clients play.
 
     Raises:
@@ -156,7 +142,7 @@ class PolicyServer(RequestSource):
             force_on_policy=force_on_policy,
         )  # fmt: skip
         _check_spaces(name, ioctx)
-        super().__init__(EpisodeBroker())
+        super().__init__(EpisodeBroker(batch_wait=batch_wait))
         self.described: dict[str, Any] = {
             "idle_timeout": idle_timeout,
             "observation_space": ioctx.observation_space,
@@ -167,18 +153,14 @@ class PolicyServer(RequestSource):
         }
         self.max_staleness = max_staleness
         self._name, self._clients_act = name, clients_act
-        self._batch_wait = batch_wait
         self._env_steps_per_sample, self._force_on_policy = env_steps_per_sample, force_on_policy
         self._trainer: Trainer | None = None
-        # Kinds of all policies so far; clients may still have removed ones.
-        self._kinds: set[Kind | None] = set()
         limits, access = limits or Limits(), access or Access()
         self._lock = threading.Lock()
-        self.tasks = SamplerTaskQueue(self._wake, self._post)
-        self.sessions = ServerSessions(self.broker, ioctx, limits, access, self.tasks, return_s)
+        self.sessions = ServerSessions(self.broker, ioctx, limits, access, self._post, return_s)
         self.server = Server(self.sessions, transports, limits, access)
-        self.broker.on_message = self.server.begin_batch_window
-        self._interrupts = Interrupts(lambda: self.server.post_from_signal(self._wake))
+        self._interrupts = Interrupts(self.broker.wake)
+        self._due: deque[Callable[[], object]] = deque()
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -197,12 +179,12 @@ class PolicyServer(RequestSource):
                 "PolicyServerInput"
             )
         self._trainer = trainer
-        self._add_kinds(trainer)
+        self.sessions.ingest.widths = _widths(trainer.latest.policies.values())
         forced = self._force_on_policy
         sessions = self.sessions
         fit = _max_env_steps(sessions.ioctx, sessions.ingest.widths, sessions.limits)
         sessions.config = {
-            "env_steps_per_sample": self._env_steps_per_sample or min(trainer.env_steps_per_sample, fit),
+            "env_steps_per_sample": min(self._env_steps_per_sample or trainer.env_steps_per_sample, fit),
             "force_on_policy": trainer.force_on_policy if forced is None else forced,
             "policies": _describe_policies(trainer),
             "explore": trainer.explore,
@@ -214,39 +196,27 @@ class PolicyServer(RequestSource):
     def published(self) -> None:
         """Answer the clients that wait for new weights, and whose chunks were read; see `RequestSource.published`."""
         if (trainer := self._trainer) is not None:
-            self._add_kinds(trainer)
+            self.sessions.ingest.widths = _widths(trainer.latest.policies.values())
             self.sessions.set_policies(_describe_policies(trainer))
-            # Make the forms of the weights before clients request them.
-            self.tasks.prepare(trainer.latest.make_ready)
         # A client whose chunks were not all read would play ahead of the sampler.
-        unread = {one for one in list(self.sessions.connected) if self.broker.has_chunks(one.state.backlog)}
-        self.tasks.weights_changed(keep=unread)
-
-    def _add_kinds(self, trainer: Trainer) -> None:
-        self._kinds.update(map(_kind, trainer.latest.policies.values()))
-        self.sessions.ingest.widths = _widths(self._kinds)
+        unread = {one for one in list(self.sessions.connected) if self.broker.has_unread(one.state.backlog)}
+        self.sessions.weights_changed(keep=unread)
 
     def poll(self, read: Callable[[float | None], Ready], timeout: float | None) -> Ready:
-        """Return what clients have sent; see `RequestSource.poll`.
-
-        Until `rest`, the calling thread serves the clients itself while it waits. It raises the Ctrl-C that `unbroken`
-        holds back.
-        """
+        """Return what clients have sent, or raise the Ctrl-C that `unbroken` holds back; see `RequestSource.poll`."""
         if self._trainer is None:
             raise CallOrderError(
                 f"{self._name}: polled before an algorithm was built on it, expected `connect` first; give "
                 'it as config["input"]'
             )
         until = None if timeout is None else time.monotonic() + timeout
-        borrowed = self.server.borrow()
         while True:
             self._interrupts.check()
-            if not self.broker.ready and self._all_wait_for_weights():
-                self.tasks.weights_changed()
+            while self._due:
+                self._due.popleft()()
+            if not self.broker.ready and self.sessions.all_wait_for_weights():
+                self.sessions.weights_changed()
             left = None if until is None else max(0.0, until - time.monotonic())
-            if borrowed:
-                self._serve(left)
-                left = 0.0
             ready = read(left)
             # Requests without agents have an answer already.
             self._flush()
@@ -254,46 +224,17 @@ class PolicyServer(RequestSource):
                 return ready
             if until is not None and time.monotonic() >= until:
                 # The algorithm does not learn now: clients continue with the current weights.
-                self.tasks.weights_changed()
+                self.sessions.weights_changed()
                 return ready
 
-    def rest(self) -> None:
-        """Let the serving thread serve the clients again; see `BaseEnv.rest`."""
-        requests = self.sessions.action_requests
-        if requests.on_deferred is not None:
-            requests.on_deferred = None
-            self._post(requests.flush)
-        self.server.give_back()
+    def call_soon(self, do: Callable[[], object]) -> None:
+        """Have the sampler's thread call `do` when it waits for clients. From any thread."""
+        self._due.append(do)
+        self.broker.wake()
 
     def unbroken(self) -> Interrupts:
         """Hold Ctrl-C back until the next poll; see `BaseEnv.unbroken`."""
         return self._interrupts
-
-    def _serve(self, seconds: float | None) -> None:
-        """Serve clients until one has sent something, and then a little longer for the others."""
-        broker, requests = self.broker, self.sessions.action_requests
-        requests.on_deferred = self.server.begin_batch_window
-        seen = 0
-
-        def nothing_to_wait_for() -> bool:
-            """Whether all clients have sent something, or as many as were answered last and no more since then."""
-            nonlocal seen
-            here = broker.ready + requests.waiting
-            more, seen = here > seen, here
-            if not here or (here >= broker.expected and (not more or here >= broker.open_episodes)):
-                return True
-            if len(requests.deferred) >= _DECODE_AHEAD:
-                # Decode while waiting for the others.
-                requests.decode_deferred()
-            return False
-
-        # Run the loop in any case: it sends the last decisions.
-        here = broker.ready or requests.waiting
-        self.server.run(0.0 if here else seconds, self._batch_wait, nothing_to_wait_for, requests.flush)
-
-    def _wake(self) -> None:
-        self.broker.wake()
-        self.server.begin_batch_window()
 
     def answered(self) -> None:
         """Send the sampler's decisions; see `RequestSource.answered`."""
@@ -306,28 +247,20 @@ class PolicyServer(RequestSource):
             **super().status(),
             **self.sessions.latency(),
             "steps_sent_again": self.sessions.ingest.repeated,
-            "messages_refused": self.sessions.figures.refusals.total(),
+            "messages_refused": self.sessions.num_refused,
             "server_faults": self.server.faults.count,
         }
 
     def stop(self) -> None:
         """Tell clients that the server stops, and free ports and threads."""
-        self.tasks.stop(BadMessageError(ErrorCode.STOPPING, str(stopped())))
+        self.sessions.stop(BadMessageError(ErrorCode.STOPPING, str(stopped())))
         self._flush()
         self.server.stop()
-
-    def _all_wait_for_weights(self) -> bool:
-        """Return whether all clients with local inference wait for weights, so that none sends more steps."""
-        tasks, since = self.tasks, time.monotonic() - STILL_PLAYING_S
-        return bool(tasks.waiting) and not any(
-            session.played_at > since and not tasks.waits(session)
-            for session in list(self.sessions.connected)
-        )
 
     def _flush(self) -> None:
         """Have all decisions sent; called by the sampler's thread or the one that stops it."""
         with self._lock:
-            self.sessions.send_decisions(self._post)
+            self.sessions.send_decisions()
 
     def _post(self, callback: Any) -> None:
         self.server.post(callback)
@@ -345,7 +278,7 @@ class PolicyServerInput(ExternalEnvs):
         ioctx: The argument of the function `config["input"]`.
         address: Address to bind to; any but loopback needs a token.
         port: 0 chooses a free one, see `algo.input_address`. A worker's index is added to any other.
-        transport: "http", "tcp", or your own transports.
+        transport: "http" or "tcp"; or transports that were made, for several ports.
         limits: Limits of each client.
         token: Token that clients must send, see `Access`.
         access: Who may connect, instead of address and token.
@@ -499,7 +432,7 @@ def _describe_policies(trainer: Trainer) -> dict[str, Any]:
 
 def _max_env_steps(ioctx: InputContext, widths: Mapping[str, Collection[int]], limits: Limits) -> int:
     """Return how many env steps surely fit into one JSON body if all agents act in each; at least 1."""
-    numbers = 2 + sum(max(widths.get(name, ()), default=0) for name in ("dist_inputs", "state_in"))
+    numbers = 2 + sum(max(widths.get(name, ()), default=0) for name in ("action_dist_inputs", "state_in"))
     beside = _STEP_BYTES + _NUMBER_BYTES * numbers
     sizes = [
         beside + sum(_json_bytes(space) for space in ioctx.spaces_of(agent) if space is not None)
@@ -520,23 +453,16 @@ def _json_bytes(space: Any) -> int:
     return size
 
 
-def _kind(policy: Policy) -> Kind | None:
-    """Return the sizes of a policy's hidden state and distribution inputs; None if it is no `NetworkPolicy`."""
-    if not isinstance(policy, NetworkPolicy):
-        return None
-    head = policy.networks.backend.head
-    return sum(policy.networks.state_sizes), head.inputs, head.kind
-
-
-def _widths(kinds: Collection[Kind | None]) -> dict[str, frozenset[int]]:
-    """Return the allowed lengths of `dist_inputs` and `state_in`; nothing if a policy is unknown."""
-    known = [kind for kind in kinds if kind is not None]
-    if len(known) < len(kinds):
+def _widths(policies: Collection[Policy]) -> dict[str, frozenset[int]]:
+    """Return the allowed lengths of `action_dist_inputs` and `state_in`; nothing if a policy is unknown."""
+    known = [policy.networks for policy in policies if isinstance(policy, NetworkPolicy)]
+    if len(known) < len(policies):
         return {}
-    states, inputs = frozenset(kind[0] for kind in known), frozenset(kind[1] for kind in known)
+    heads = [networks.backend.head for networks in known]
+    states = frozenset(sum(networks.state_sizes) for networks in known)
     # States of policies without hidden state are ignored, and so are Q-values.
-    has_inputs = any(kind[2] != "q_values" for kind in known)
+    has_inputs = not all(head.is_value_based for head in heads)
     return {
-        "dist_inputs": inputs if has_inputs else frozenset(),
+        "action_dist_inputs": frozenset(head.inputs for head in heads) if has_inputs else frozenset(),
         "state_in": frozenset() if 0 in states else states,
     }

@@ -1,18 +1,14 @@
-"""The messages of the protocol as types, their encoding as bodies, and frames on a stream of bytes.
+"""The messages of the protocol as types, their encoding as JSON bodies, and frames on a stream of bytes.
 
 Sessions decode requests and encode answers, clients the other way round. Observations, actions, rewards and episodes
 stay undecoded (`Raw`) here; `value_readers` and `episodes` read them against the spaces. A `Raw` keeps the whole body
-in memory. Types bound what a message may hold, and the nesting of bodies is checked before msgspec, which is
-recursive, sees them. Errors are sentences for authors of clients.
+in memory. Types bound what a message may hold. Errors are sentences for authors of clients.
 """
 
 from __future__ import annotations
 
-import enum
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
@@ -62,211 +58,75 @@ class BadMessageError(MenvError):
 
 Data = bytes | Raw
 
-_SAFE_LEVELS = 5000
-"""Nesting that fits into half a megabyte of stack, the smallest of a thread on common systems."""
-_JSON_STARTS = frozenset(b"{ \t\n\r")
-_MSGPACK_MAPS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
-MARK = b"\xef\xbb\xbf"
+_MARK = b"\xef\xbb\xbf"
 """A byte order mark, which some programs write before UTF-8."""
-_TEXTS = re.compile(rb'("(?:[^"\\]|\\.)*")', re.DOTALL)
-_POWERS = re.compile(rb"-?\d+(?:\.\d+)?[eE][+-]?\d+")
-_ZEROS = re.compile(rb"(?<=\d)\.0+(?![\deE])")
-_MAX_DIGITS = 20
-
-
-class WireFormat(enum.Enum):
-    """How a body is encoded. An answer uses the format of its request."""
-
-    JSON = "application/json"
-    MSGPACK = "application/msgpack"
-
-
-def wire_format_of(body: bytes) -> WireFormat:
-    """Return the format of a body, by its first byte."""
-    first = body[0] if body else -1
-    if first in _JSON_STARTS or body.startswith(MARK):
-        return WireFormat.JSON
-    if first in _MSGPACK_MAPS:
-        return WireFormat.MSGPACK
-    what = f"first byte 0x{first:02x}" if body else "0 bytes"
-    raise BadMessageError(
-        ErrorCode.MALFORMED,
-        f"body: {what}, expected an object in JSON or a map in msgpack; write one of the two",
-    )
 
 
 class TypedDecoder:
-    """Decodes one type from both formats; `msgpack_kind` is the type in msgpack, if it differs."""
+    """Decodes one type."""
 
-    def __init__(self, kind: Any, msgpack_kind: Any = None) -> None:
-        self._json: Callable[[Data], Any] = msgspec.json.Decoder(kind).decode
-        self._msgpack: Callable[[Data], Any] = msgspec.msgpack.Decoder(msgpack_kind or kind).decode
+    def __init__(self, kind: Any) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+        self._lax = msgspec.json.Decoder(kind, strict=False)
 
-    def read(self, data: Data, wire_format: WireFormat, where: str) -> Any:
+    def read(self, data: Data, where: str) -> Any:
         """Return the decoded value, or raise `BadMessageError`, whose text begins with `where`."""
-        decode = self._json if wire_format is WireFormat.JSON else self._msgpack
         try:
             try:
-                return decode(data)
+                return self._decoder.decode(data)
             except msgspec.ValidationError as error:
                 # Some languages write all numbers as floats.
                 if "got `float`" not in str(error):
                     raise
-                return decode(_whole_numbers(data, wire_format))
+                return self._lax.decode(data)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             raise explained(error, where) from None
-
-
-def _whole_numbers(data: Data, wire_format: WireFormat) -> bytes:
-    """Return a value with its whole numbers written as integers: 1.0 and 1e0 as 1."""
-    if wire_format is WireFormat.MSGPACK:
-        return msgspec.msgpack.encode(_whole(msgspec.msgpack.decode(data)))
-    parts = _TEXTS.split(bytes(data))
-    parts[::2] = [_ZEROS.sub(b"", _POWERS.sub(_without_power, part)) for part in parts[::2]]
-    return b"".join(parts)
-
-
-def _without_power(found: re.Match[bytes]) -> bytes:
-    try:
-        number = Decimal(found[0].decode())
-    except InvalidOperation:  # Its power has more digits than Decimal counts.
-        return found[0]
-    whole = number.adjusted() < _MAX_DIGITS and number == number.to_integral_value()
-    return b"%d" % number if whole else found[0]
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < 2.0**64 else value
-    if isinstance(value, list):
-        return [_whole(one) for one in value]
-    return {key: _whole(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 _FIELDS = TypedDecoder(dict[str, Raw])
 
 
-def fields(data: Data, wire_format: WireFormat, where: str) -> dict[str, Raw]:
-    """Return the entries of an object, undecoded; raise `BadMessageError` if it is no object or repeats a key."""
-    found: dict[str, Raw] = _FIELDS.read(data, wire_format, where)
-    in_json = wire_format is WireFormat.JSON
-    if _has_more_strings(bytes(data), found) if in_json else _entries(data) != len(found):
-        raise BadMessageError(ErrorCode.MALFORMED, f"{where}: a key is there twice, expected each key once")
+def fields(data: Data, where: str) -> dict[str, Raw]:
+    """Return the entries of an object, undecoded; raise `BadMessageError` if it is none."""
+    found: dict[str, Raw] = _FIELDS.read(data, where)
     return found
 
 
-def listed(values: Sequence[Data], wire_format: WireFormat) -> bytes:
-    """Return encoded values as one encoded list."""
-    if wire_format is WireFormat.JSON:
-        return b"[%b]" % b",".join(values)
-    return b"\xdd%b%b" % (len(values).to_bytes(4, "big"), b"".join(values))
-
-
-def is_plain(body: bytes, wire_format: WireFormat, keys: int, strings: int) -> bool:
-    """Return whether an object that was decoded into declared fields surely repeats no key; else `fields` decides.
-
-    `keys` is the number of its known keys, `strings` the number of strings in their values. If an object holds
-    nothing else, as most do, its values need not be decoded again.
-    """
-    if wire_format is not WireFormat.JSON:
-        return _entries(body) == keys
-    return body.count(b'"') == 2 * (keys + strings) or not _has_more_strings(
-        body, _FIELDS.read(body, wire_format, "message")
-    )
-
-
-def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
-    """Return whether a JSON object has more strings than its entries, which belong to a repeated key."""
-    if b"\\" in text:
-        text = without_escapes(text)
-    # Two quotes per string.
-    hidden = text.count(b'"') - 2 * len(found)
-    if hidden <= 0:
-        return False
-    # No value ends within a string, so the values can be searched joined together.
-    return hidden > without_escapes(b"".join(found.values())).count(b'"')
-
-
-def _entries(data: Data) -> int:
-    header = bytes(memoryview(data)[:5])
-    if header[0] < 0x90:
-        return header[0] & 0x0F
-    return int.from_bytes(header[1 : 3 if header[0] == 0xDE else 5], "big")
-
-
-def is_nil(data: Raw, wire_format: WireFormat) -> bool:
-    """Return whether a value is null."""
-    null = b"null" if wire_format is WireFormat.JSON else b"\xc0"
-    # Do not copy long values.
-    return len(memoryview(data)) == len(null) and bytes(data) == null
-
-
-_OBJECT = TypedDecoder(dict[str, Any])
-
-
-def check_stack(body: bytes, wire_format: WireFormat) -> None:
-    """Refuse a body on which a parser could exhaust the stack of the thread."""
-    # Each level takes at least one byte.
-    if len(body) > _SAFE_LEVELS and sys.getrecursionlimit() > _SAFE_LEVELS:
-        _check_levels(body, wire_format, _SAFE_LEVELS, "message")
-
-
-def _check_levels(data: bytes, wire_format: WireFormat, most: int, where: str) -> None:
-    levels = json_levels(data) if wire_format is WireFormat.JSON else msgpack_levels(data)
-    if levels > most:
-        raise BadMessageError(
-            ErrorCode.TOO_LARGE, f"{where}: {levels} levels, expected at most {most}; flatten it"
-        )
-
-
-_AT = re.compile(r" - at (?P<key>`key` in )?`\$?(?P<path>[^`]*)`$")
-_MISMATCH = re.compile(r"Expected `(?P<rule>[^`]*)`(?P<bound>[^,]*?)(?:, got `(?P<got>[^`]*)`|, got \d+)?$")
+_AT = re.compile(r" - at (?:`key` in )?`\$?([^`]*)`$")
+_ONLY_TYPE = re.compile("Expected `[^`]*`")
 _MAX_CHARACTERS = 200
+_CODES = (
+    ("Invalid", ErrorCode.OUT_OF_RANGE),
+    ("out of range", ErrorCode.OUT_OF_RANGE),
+    ("missing required", ErrorCode.MALFORMED),
+    ("Expected `array` of", ErrorCode.WRONG_LENGTH),
+    (", got `", ErrorCode.WRONG_TYPE),
+    ("unknown field", ErrorCode.WRONG_TYPE),
+    ("Expected", ErrorCode.OUT_OF_RANGE),
+)
+"""Codes by a part of msgspec's sentence; the first that fits."""
 
 
 def explained(error: Exception, where: str) -> BadMessageError:
     """Return an error of a decoder as a sentence for the author of a client."""
     text = str(error)
     if isinstance(error, RecursionError):
-        code, what = ErrorCode.TOO_LARGE, "nested more deeply than anything that is read; flatten it"
-    elif isinstance(error, UnicodeDecodeError):
-        code, what = ErrorCode.MALFORMED, "a text that is not UTF-8, expected UTF-8; encode it so"
-    elif not isinstance(error, msgspec.ValidationError):
-        code, what = ErrorCode.MALFORMED, f"{text:.{_MAX_CHARACTERS}}, expected one whole value"
-    else:
-        if (at := _AT.search(text)) is not None:
-            where += f"{at['path']:.{_MAX_CHARACTERS}}{', a key' if at['key'] else ''}"
-            text = text[: at.start()]
-        code, what = _describe_mismatch(text)
-    return BadMessageError(code, f"{where}: {what}")
-
-
-def _describe_mismatch(text: str) -> tuple[ErrorCode, str]:
-    if (mismatch := _MISMATCH.match(text)) is not None:
-        rule, bound, got = mismatch["rule"], mismatch["bound"].strip(), mismatch["got"]
-        if got or not bound:
-            # In msgpack, msgspec calls null None.
-            what = {"": "another type", "None": "null"}.get(got or "", got)
-            return ErrorCode.WRONG_TYPE, f"got {what}, expected {rule.replace(' | ', ' or ')}"
-        code = ErrorCode.WRONG_LENGTH if rule == "array" else ErrorCode.OUT_OF_RANGE
-        what = "another length" if "length" in bound else "another number"
-        if rule == "float":
-            what = "NaN or a number too large for its type"
-        return code, f"got {what}, expected {rule} {bound}"
-    if text.startswith("Object missing"):
-        what = f"field {_name(text)} is missing, expected all fields without a default"
-        return ErrorCode.MALFORMED, what
-    if text.startswith("Object contains"):
-        return ErrorCode.WRONG_TYPE, f"unknown field {_name(text)}, expected the entries of the space only"
-    if "out of range" in text:
-        return ErrorCode.OUT_OF_RANGE, "a number out of range, expected one that a 64-bit number can hold"
-    what = "another value than those allowed, expected one of the list in the documents"
-    return ErrorCode.OUT_OF_RANGE, what
-
-
-def _name(text: str) -> str:
-    """Return the first name between backticks, at most 60 characters of it."""
-    return repr(text.partition("`")[2].rpartition("`")[0][:60])
+        return BadMessageError(ErrorCode.TOO_LARGE, f"{where}: nested too deeply, expected less; flatten it")
+    if not isinstance(error, msgspec.ValidationError):
+        return BadMessageError(
+            ErrorCode.MALFORMED, f"{where}: {text:.{_MAX_CHARACTERS}}, expected JSON in UTF-8"
+        )
+    if (at := _AT.search(text)) is not None:
+        where, text = f"{where}{at[1]:.{_MAX_CHARACTERS}}", text[: at.start()]
+    code = next((code for part, code in _CODES if part in text), ErrorCode.OUT_OF_RANGE)
+    if _ONLY_TYPE.fullmatch(text):
+        code = ErrorCode.WRONG_TYPE
+    elif text.startswith("Invalid"):
+        # It quotes the value.
+        text = "another value than those allowed, expected one of the list in docs/reference/rllink.md"
+    elif not text.startswith("Expected"):
+        text += ", expected what docs/reference/rllink.md says"
+    return BadMessageError(code, f"{where}: {text[:1].lower()}{text[1:][:_MAX_CHARACTERS]}")
 
 
 Array = npt.NDArray[Any]
@@ -283,17 +143,11 @@ _Size = Annotated[int, Meta(ge=0, le=2**32)]
 
 
 class PackedArray(msgspec.Struct, frozen=True, gc=False):
-    """An array in msgpack: `data` holds `shape` numbers of `dtype` in C order."""
+    """An array: `data`, in base64, holds `shape` numbers of `dtype` in C order."""
 
     dtype: str
     shape: Annotated[list[_Size], Meta(max_length=32)]
     data: bytes
-
-
-def packed(array: Array) -> PackedArray:
-    """Return an array as `PackedArray`; raise `KeyError` if its dtype is not in `DTYPES`."""
-    dtype = DTYPES[array.dtype.newbyteorder("<").str]
-    return PackedArray(dtype.str, list(array.shape), np.ascontiguousarray(array, dtype).tobytes())
 
 
 def plain_array(value: Any) -> Any:
@@ -303,94 +157,22 @@ def plain_array(value: Any) -> Any:
     raise NotImplementedError(type(value).__name__)
 
 
-def _packed_array(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.ndim and value.dtype.newbyteorder("<").str in DTYPES:
-        return packed(value)
+def packed_array(value: Any) -> Any:
+    """Encoder hook: return an array as `PackedArray`, and numpy's scalars as numbers."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        dtype = DTYPES.get(value.dtype.newbyteorder("<").str)
+        if dtype is not None:
+            data = np.ascontiguousarray(value, dtype).tobytes()
+            return PackedArray(dtype.str, list(value.shape), data)
     return plain_array(value)
 
 
-_PACKING = msgspec.msgpack.Encoder(enc_hook=_packed_array)
+_PACKING = msgspec.json.Encoder(enc_hook=packed_array)
 
 
-def to_raw(value: Any, wire_format: WireFormat) -> Raw:
-    """Return an observation, an action, an episode or a part of one, encoded; in msgpack arrays are packed."""
-    return Raw(_JSON.encode(value) if wire_format is WireFormat.JSON else _PACKING.encode(value))
-
-
-_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
-_TEXT = re.compile(rb'"[^"]*"?')
-_OPENING = np.zeros(256, np.int8)
-_OPENING[list(b"[{")] = 1
-_OPENING[list(b"]}")] = -1
-
-
-def without_escapes(body: bytes) -> bytes:
-    """Return JSON without escaped backslashes and quotes, so that every quote left begins or ends a string."""
-    if b"\\" not in body:
-        return body
-    # Pairs first: any remaining backslash then escapes the next character.
-    return body.replace(b"\\\\", b"").replace(b'\\"', b"")
-
-
-def json_levels(body: bytes) -> int:
-    """Return the nesting depth of a JSON value, without recursion; of malformed JSON an estimate."""
-    brackets = _TEXT.sub(b"", without_escapes(body).translate(None, _NO_BRACKETS))
-    if not brackets:
-        return 0
-    levels = np.cumsum(_OPENING[np.frombuffer(brackets, np.uint8)], dtype=np.int64)
-    return max(0, int(levels.max()))
-
-
-_FIXED = {
-    **dict.fromkeys([0xC0, 0xC1, 0xC2, 0xC3], 0), 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
-    0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
-}  # fmt: skip
-"""Number of bytes that follow a first byte of fixed size."""
-_SIZED = {
-    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1),
-    0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0),
-}  # fmt: skip
-"""Bytes of the size field, and a constant added to the size: bytes, extensions and strings."""
-_COUNTED = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""Bytes of the count field, and values per count: lists and maps."""
-
-
-def msgpack_levels(body: bytes) -> int:
-    """Return the nesting depth of a msgpack value, without recursion; of a truncated one up to its end."""
-    at, deepest, end = 0, 0, len(body)
-    # Missing values of each open list or map.
-    open_: list[int] = [1]
-    while open_ and at < end:
-        open_[-1] -= 1
-        first = body[at]
-        at += 1
-        count = -1
-        if 0x80 <= first < 0xA0:
-            count = (first & 0x0F) * (2 if first < 0x90 else 1)
-        elif first in _COUNTED:
-            size, values = _COUNTED[first]
-            count = int.from_bytes(body[at : at + size], "big") * values
-            at += size
-        else:
-            at += _bytes_after(first, body, at)
-        if count >= 0:
-            open_.append(count)
-            deepest = max(deepest, len(open_) - 1)
-        while open_ and open_[-1] == 0:
-            open_.pop()
-    return deepest
-
-
-def _bytes_after(first: int, body: bytes, at: int) -> int:
-    """Return how many bytes of a scalar follow its first byte."""
-    if first < 0x80 or first >= 0xE0:
-        return 0
-    if 0xA0 <= first < 0xC0:
-        return first & 0x1F
-    if first in _SIZED:
-        size, more = _SIZED[first]
-        return size + more + int.from_bytes(body[at : at + size], "big")
-    return _FIXED[first]
+def to_raw(value: Any) -> Raw:
+    """Return an observation, an action, an episode or a part of one, encoded, with packed arrays."""
+    return Raw(_PACKING.encode(value))
 
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -425,10 +207,10 @@ class GetConfig(Message, frozen=True, kw_only=True, tag="GET_CONFIG"):
 
 
 class GetState(Message, frozen=True, kw_only=True, tag="GET_STATE"):
-    """Requests weights in one of three forms; answered with `SetState`."""
+    """Requests weights in one of three forms, "onnx" if it names none; answered with `SetState`."""
 
     policy_ids: list[Id] | None = None
-    form: Literal["onnx", "bundle", "weights"] = "onnx"
+    form: Literal["onnx", "bundle", "weights"] | None = None
     have: Count | None = None
 
 
@@ -446,7 +228,7 @@ class EpisodesAndGetState(Episodes, frozen=True, kw_only=True, tag="EPISODES_AND
     """Brings episodes and waits for the next weights; answered with `SetState`."""
 
     policy_ids: list[Id] | None = None
-    form: Literal["onnx", "bundle", "weights"] = "onnx"
+    form: Literal["onnx", "bundle", "weights"] | None = None
     have: Count | None = None
 
 
@@ -455,14 +237,14 @@ class GetPolicies(Message, frozen=True, kw_only=True, tag="GET_POLICIES"):
 
     episode_id: Id
     agent_ids: list[Id]
-    training_enabled: bool = True
+    training_enabled: bool | None = None
 
 
 class StartEpisode(Message, frozen=True, kw_only=True, tag="START_EPISODE"):
     """Starts an episode; answered with `EpisodeStarted`."""
 
     episode_id: Id | None = None
-    training_enabled: bool = True
+    training_enabled: bool | None = None
     seq: Count | None = None
 
 
@@ -487,7 +269,7 @@ class LogAction(EpisodeMessage, frozen=True, kw_only=True, tag="LOG_ACTION"):
 
     observation: Raw
     action: Raw
-    wait: bool = False
+    wait: bool | None = None
 
 
 class LogReturns(EpisodeMessage, frozen=True, kw_only=True, tag="LOG_RETURNS"):
@@ -498,7 +280,7 @@ class EndEpisode(EpisodeMessage, frozen=True, kw_only=True, tag="END_EPISODE"):
     """Ends an episode with its last observation; answered with `Ok`."""
 
     observation: Raw
-    truncated: bool = False
+    truncated: bool | None = None
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="PONG"):
@@ -518,7 +300,6 @@ class SetConfig(Message, frozen=True, kw_only=True, tag="SET_CONFIG"):
     action_spaces: dict[str, dict[str, Any]] | None = None
     policies: dict[str, dict[str, Any]] | None = None
     explore: bool | None = None
-    resume: dict[str, Any] | None = None
 
 
 class SetState(Message, frozen=True, kw_only=True, tag="SET_STATE"):
@@ -573,72 +354,54 @@ Request = (
 )  # fmt: skip
 Answer = Pong | SetConfig | SetState | Policies | EpisodeStarted | Action | Ok | Error
 
-MOST_INFO_BYTES = 65_536
-"""Most bytes of one `info`, which no space bounds."""
+
+class _Head(msgspec.Struct):
+    """What the answer to a message that cannot be read tells."""
+
+    type: str | None = None
+    seq: Count | None = None
 
 
-class _Flags(msgspec.Struct, gc=False):
-    """Fields of every episode."""
-
-    is_terminated: bool
-    is_truncated: bool
-
-
-_NAME = TypedDecoder(str)
-_SEQ = TypedDecoder(Count | None)
-_FLAGS = TypedDecoder(list[_Flags])
-_WITH_EPISODES = ("EPISODES", "EPISODES_AND_GET_STATE")
-_LARGE = 1 << 16
-
-
-_REQUESTS: dict[str, TypedDecoder] = {
-    kind.__struct_config__.tag: TypedDecoder(kind) for kind in get_args(Request)
-}
+_REQUEST = TypedDecoder(Request)
 _ANSWER = TypedDecoder(Answer)
-_FILLED: dict[str, frozenset[str]] = {
-    kind.__struct_config__.tag: frozenset(
-        field.name for field in msgspec.structs.fields(kind) if isinstance(field.default, bool | str)
-    )
-    for kind in get_args(Request)
-}
-"""Fields of each request that have a default but whose type does not allow null."""
+_HEAD = TypedDecoder(_Head)
+REQUEST_NAMES = [kind.__struct_config__.tag for kind in get_args(Request)]
 
 
-def decode(body: bytes, max_depth: int = 32) -> tuple[Request, WireFormat]:
-    """Return the request in a body, and its wire format.
-
-    `max_depth` bounds the nesting of infos. An error has the `seq` of the message if that can be read.
-    """
-    wire_format = wire_format_of(body)
-    body = body.removeprefix(MARK)
-    check_stack(body, wire_format)
-    found = fields(body, wire_format, "message")
+def decode(body: bytes) -> Request:
+    """Return the request in a body. An error has the `seq` of the message if that can be read."""
     try:
-        request = _request(body, wire_format, found)
-        if isinstance(request, EpisodeMessage) and len(memoryview(request.info)):
-            _check_info(request.info, wire_format, max_depth)
+        request: Request = _REQUEST.read(body.removeprefix(_MARK), "message")
     except BadMessageError as error:
-        error.seq = _seq_of(found, wire_format)
-        raise
-    return request, wire_format
+        raise _about(body, error) from None
+    return request
+
+
+def _about(body: bytes, error: BadMessageError) -> BadMessageError:
+    """Return an error with the type and the number of the message."""
+    try:
+        head: _Head = _HEAD.read(body.removeprefix(_MARK), "message")
+    except BadMessageError:
+        return error
+    if head.type is None or head.type not in REQUEST_NAMES:
+        code = ErrorCode.MALFORMED if head.type is None else ErrorCode.UNKNOWN_TYPE
+        text = f"message: type {str(head.type)[:40]!r}, expected one of {', '.join(REQUEST_NAMES)}"
+        return BadMessageError(code, text, head.seq)
+    return BadMessageError(error.code, head.type + error.text.removeprefix("message"), head.seq)
 
 
 def decode_answer(body: bytes) -> Answer:
     """Return the answer in a body."""
-    wire_format = wire_format_of(body)
-    check_stack(body, wire_format)
-    answer: Answer = _ANSWER.read(body.removeprefix(MARK), wire_format, "message")
+    answer: Answer = _ANSWER.read(body, "message")
     return answer
 
 
-def encode(message: Request | Answer, wire_format: WireFormat) -> bytes:
+_JSON = msgspec.json.Encoder(enc_hook=plain_array)
+
+
+def encode(message: Request | Answer) -> bytes:
     """Return a message as a body; numpy arrays and scalars become lists and numbers."""
-    return encoder(wire_format)(message)
-
-
-def encoder(wire_format: WireFormat) -> Callable[[Request | Answer], bytes]:
-    """Return the function that encodes messages."""
-    return (_JSON if wire_format is WireFormat.JSON else _MSGPACK).encode
+    return _JSON.encode(message)
 
 
 def error_reply(error: BadMessageError, seq: int | None = None) -> Error:
@@ -646,63 +409,8 @@ def error_reply(error: BadMessageError, seq: int | None = None) -> Error:
     return Error(code=error.code, message=error.text, seq=error.seq if seq is None else seq)
 
 
-_JSON = msgspec.json.Encoder(enc_hook=plain_array)
-_MSGPACK = msgspec.msgpack.Encoder(enc_hook=plain_array)
-
-
-def _request(body: bytes, wire_format: WireFormat, found: Mapping[str, Raw]) -> Any:
-    if "type" not in found:
-        raise BadMessageError(
-            ErrorCode.MALFORMED, f"message: no field 'type', expected one of {', '.join(_REQUESTS)}"
-        )
-    name: str = _NAME.read(found["type"], wire_format, "message.type")
-    typed = _REQUESTS.get(name)
-    if typed is None:
-        raise BadMessageError(
-            ErrorCode.UNKNOWN_TYPE,
-            f"message: type {name[:40]!r} is unknown, expected one of {', '.join(_REQUESTS)}",
-        )
-    if name in _WITH_EPISODES and "episodes" in found and len(body) > _LARGE:
-        # Refuse a body of millions of tiny elements before an object is created for each.
-        _FLAGS.read(found["episodes"], wire_format, f"{name}.episodes")
-    message = typed.read(_without_nulls(body, wire_format, found, name), wire_format, name)
-    if getattr(message, "done", None):
-        # Finds repeated agents.
-        fields(found["done"], wire_format, f"{name}.done")
-    return message
-
-
-def _without_nulls(body: bytes, wire_format: WireFormat, found: Mapping[str, Raw], name: str) -> bytes:
-    """Return a message without nulls that stand for a default; the body itself if there are none."""
-    nulls = {key for key in _FILLED[name] & found.keys() if is_nil(found[key], wire_format)}
-    if not nulls:
-        return body
-    there = {key: value for key, value in found.items() if key not in nulls}
-    return msgspec.json.encode(there) if wire_format is WireFormat.JSON else msgspec.msgpack.encode(there)
-
-
-def _check_info(info: Raw, wire_format: WireFormat, max_depth: int) -> None:
-    if (size := len(memoryview(info))) > MOST_INFO_BYTES:
-        raise BadMessageError(
-            ErrorCode.TOO_LARGE, f"info: {size} bytes, expected at most {MOST_INFO_BYTES}; send less"
-        )
-    if not is_nil(info, wire_format):
-        _check_levels(bytes(info), wire_format, max_depth, "info")
-        _OBJECT.read(info, wire_format, "info")
-
-
-def _seq_of(found: Mapping[str, Raw], wire_format: WireFormat) -> int | None:
-    try:
-        seq: int | None = _SEQ.read(found["seq"], wire_format, "seq") if "seq" in found else None
-    except BadMessageError:
-        return None
-    return seq
-
-
 HEADER_BYTES = 8
 MOST_BODY_BYTES: int = 10**HEADER_BYTES - 1
-FEW = 1024
-HEADERS = tuple(b"%08d" % size for size in range(FEW))
 
 
 def frame(body: bytes) -> bytes:
@@ -713,82 +421,22 @@ def frame(body: bytes) -> bytes:
             ErrorCode.TOO_LARGE,
             f"frame: a body of {size} bytes, expected at most {MOST_BODY_BYTES}; send it in several messages",
         )
-    return (HEADERS[size] if size < FEW else b"%08d" % size) + body
+    return b"%08d%b" % (size, body)
 
 
-class Frames:
-    """Splits a stream of bytes into bodies; every byte is copied at most twice.
-
-    Attributes:
-        completed: Bodies that were complete before `feed` raised.
-    """
-
-    def __init__(self, max_body: int) -> None:
-        self.completed: list[bytes] = []
-        self._max_body = min(max_body, MOST_BODY_BYTES)
-        # The incomplete frame between two calls of `feed`.
-        self._rest = bytearray()
-        self._size = -1
-        self._broken: BadMessageError | None = None
-
-    @property
-    def pending(self) -> int:
-        """Bytes of an incomplete frame, including its header."""
-        return len(self._rest)
-
-    @property
-    def expected(self) -> int:
-        """Bytes of the incomplete frame's body; -1 if its header has not come."""
-        return self._size
-
-    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """Add bytes and return the completed bodies. After an error, every later call raises again."""
-        if self._broken is not None:
-            raise BadMessageError(self._broken.code, self._broken.text)
-        self._rest += data
-        self.completed = []
-        try:
-            self._take()
-        except BadMessageError as error:
-            self._broken = error
-            self._rest.clear()
-            raise
-        bodies, self.completed = self.completed, []
-        return bodies
-
-    def _take(self) -> None:
-        rest, begin = self._rest, 0
-        while len(rest) - begin >= HEADER_BYTES:
-            first = begin + HEADER_BYTES
-            if self._size < 0:
-                self._size = self._read_header(bytes(rest[begin:first]))
-            if len(rest) < first + self._size:
-                break
-            begin = first + self._size
-            with memoryview(rest) as view:
-                self.completed.append(bytes(view[first:begin]))
-            self._size = -1
-        # Deleting the front of a bytearray does not move the rest.
-        del rest[:begin]
-        if len(rest) < HEADER_BYTES:
-            self._check_digits(bytes(rest))
-
-    def _read_header(self, header: bytes) -> int:
-        self._check_digits(header)
-        size = int(header)
-        if size > self._max_body:
-            raise BadMessageError(
-                ErrorCode.TOO_LARGE,
-                f"frame: a body of {size} bytes, expected at most {self._max_body}; send episodes in several "
-                "messages, or raise Limits.max_body on the server",
-            )
-        return size
-
-    @staticmethod
-    def _check_digits(header: bytes) -> None:
-        if header and not header.isdigit():
-            raise BadMessageError(
-                ErrorCode.BAD_FRAME,
-                "frame: the header holds other bytes than digits, expected the length of the body in 8 ASCII digits; "
-                "count bytes, not characters, and check that this is the port for TCP",
-            )
+def body_bytes(header: bytes, most: int) -> int:
+    """Return how many bytes the body behind a header has; refuse other bytes than digits, and more than `most`."""
+    if not header.isdigit():
+        raise BadMessageError(
+            ErrorCode.BAD_FRAME,
+            "frame: the header holds other bytes than digits, expected the length of the body in 8 ASCII digits; "
+            "count bytes, not characters, and check that this is the port for TCP",
+        )
+    size = int(header)
+    if size > most:
+        raise BadMessageError(
+            ErrorCode.TOO_LARGE,
+            f"frame: a body of {size} bytes, expected at most {most}; send episodes in several "
+            "messages, or raise Limits.max_body on the server",
+        )
+    return size

@@ -1,35 +1,30 @@
 """The sessions of a server: one for each connection, whatever transport carries it.
 
-A transport hands bodies to `Session.received`, which decodes them one after the other: short ones at once, requests for
-actions in batches, long ones in turn with those of other connections. `ServerSessions` keeps the state of clients that
-may reconnect, and sends them the sampler's decisions. Everything but `send_decisions` runs in the event loop.
+A transport hands bodies to `Session.received`, which handles them one after the other. `ServerSessions` keeps the
+state of clients that may reconnect, and sends them the sampler's decisions. Everything but `send_decisions` runs in the
+event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
-from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from menv.adapters.episode_broker import EpisodeBroker
-from menv.adapters.episode_channel import ByteBudget
+from menv.adapters.episode_broker import ByteBudget, EpisodeBroker
 from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serialization import space_to_json
 from menv.serving.action_requests import (
-    MAX_DEFERRED,
     ActionRequestHandler,
     ClientState,
     Decision,
@@ -54,6 +49,7 @@ from menv.serving.protocol import (
     GetState,
     LogAction,
     LogReturns,
+    Ok,
     Ping,
     Policies,
     Pong,
@@ -61,37 +57,26 @@ from menv.serving.protocol import (
     SetConfig,
     SetState,
     StartEpisode,
-    WireFormat,
     decode,
     encode,
-    wire_format_of,
 )
 from menv.serving.transports.access import Access
-from menv.serving.transports.server import CooperativeScheduler
-from menv.serving.transports.transport import Peer, Reply
+from menv.serving.transports.server import Peer, Reply
 from menv.serving.value_readers import action_spaces_json
 
 Close = Callable[[], None]
 Work = Coroutine[Any, Any, None]
 
 NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first (menv serve --token-file)"
-_SHORT = 2_000
-"""Bodies of at most this many bytes are decoded at once, whatever they hold."""
-_GET_ACTION = b"GET_ACTION"
+_SLICE_S = 0.001
+"""Seconds after which other peers are served in the middle of a long message."""
+_REST = 3
+"""After a long message no other one is read for so many times as long as it took."""
+_SHORT = 10_000
+"""Bytes of episodes that are read at once."""
 
 if TYPE_CHECKING:
     from menv.serving.policy_server import PublishedPolicies, Trainer
-
-
-_FIRST_BYTES = {ord("{"): WireFormat.JSON, **dict.fromkeys(range(0x80, 0x90), WireFormat.MSGPACK)}
-"""Wire format by the first byte, for nearly all bodies."""
-
-
-def _wire_format_of(body: bytes) -> WireFormat:
-    try:
-        return wire_format_of(body)
-    except BadMessageError:
-        return WireFormat.JSON
 
 
 STILL_PLAYING_S = 5.0  # after the last EPISODES
@@ -99,10 +84,10 @@ _MAX_PENDING = 64
 
 
 class Session:
-    """The state machine of one connection: it decodes the bodies in their order and checks which message may come when.
+    """The state machine of one connection: it handles the bodies in their order and checks which message may come when.
 
-    A body that takes long is waited for: `hold` is a task that transports await before they hand over the next body.
-    Short bodies that look like GET_ACTION are deferred, so that many are decoded at once.
+    A body that takes long is a task. Transports await it before they hand over the next body; over HTTP another
+    connection of the client may bring one, which waits for the task.
 
     Attributes:
         state: The client's state, which may outlive the connection.
@@ -115,93 +100,48 @@ class Session:
         self.state.connected = 1
         self.played_at = -math.inf
         self.admitted = admitted
-        self.hold: asyncio.Task[None] | None = None
         self._sessions = sessions
         self._action_requests = sessions.action_requests
-        self._scheduler = sessions.scheduler
-        self._max_depth = sessions.limits.max_depth
         self._always_reply = peer.transport == "http"
-        self._pending_replies = 0
-        # Bodies that came while `hold` was under way.
-        self._waiting: deque[tuple[bytes, Responder]] = deque()
-        self._last: Responder | None = None
+        # The tasks under way, each of which waits for the one before.
+        self._tasks: list[asyncio.Task[None]] = []
 
     def received(self, body: bytes, reply: Reply, close: Close) -> asyncio.Future[None] | None:
-        if self.hold is None and len(body) <= _SHORT and body.find(_GET_ACTION) >= 0:
-            wire_format = _FIRST_BYTES.get(body[0])
-            if wire_format is not None and self.admitted:
-                deferred = self._action_requests.deferred
-                deferred.append((self, body, self._responder_of(reply, wire_format, close)))
-                if len(deferred) == 1 or len(deferred) >= MAX_DEFERRED:
-                    self._action_requests.schedule_flush()
-                return self.hold
-        # Deferred bodies came before this one.
-        self._action_requests.flush()
-        self.read(body, self._responder_of(reply, _wire_format_of(body), close))
-        return self.hold
-
-    def read(self, body: bytes, responder: Responder) -> None:
-        """Decode one body on its own, after everything before it."""
-        if self.hold is not None:
-            self._waiting.append((body, responder))
-            return
-        if len(body) <= _SHORT:
-            try:
-                request, _ = decode(body, self._max_depth)
-            except Exception as error:
-                self._refuse(error, responder)
-                return
-            work = self._answer(request, responder)
-        else:
-            work = self._read_long(body, responder)
-        if work is not None:
-            self.hold = asyncio.get_running_loop().create_task(self._finish(work, responder))
-
-    def _responder_of(self, reply: Reply, wire_format: WireFormat, close: Close) -> Responder:
-        """Return the responder for a body; a stream connection nearly always reuses the last one."""
-        last = self._last
-        if last is not None and last.reply is reply and last.wire_format is wire_format:
-            return last
-        responder = Responder(reply, wire_format, close, self._always_reply)
-        # Over HTTP each request has its own reply callable, which ends with the response.
-        self._last = None if self._always_reply else responder
-        return responder
-
-    async def _finish(self, work: Work, responder: Responder) -> None:
-        """Do the work of one body, then read the bodies that came meanwhile."""
-        try:
-            await self._guarded(work, responder)
-            while self._waiting:
-                body, responder = self._waiting.popleft()
-                await self._guarded(self._read_long(body, responder), responder)
-        finally:
-            self.hold = None
-
-    async def _read_long(self, body: bytes, responder: Responder) -> None:
-        """Decode a body in its turn, so that other peers are served in between."""
-        if not self.admitted and len(body) > MOST_BEFORE_TOKEN:
-            raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
-        async with self._scheduler:
-            request, _ = decode(body, self._max_depth)
-        work = self._answer(request, responder)
-        if work is not None:
-            await work
-
-    def _answer(self, request: Request, responder: Responder) -> Work | None:
-        """Handle a decoded request, and return the work that is left, if any."""
-        if type(request) is GetAction and self.admitted:
-            self._action_requests.add(self.state, request, responder)
+        responder = Responder(reply, close, self._always_reply)
+        began = time.perf_counter()
+        work = self._after(self._tasks[-1], body, responder) if self._tasks else self._handle(body, responder)
+        spent = time.perf_counter() - began
+        if work is None and spent > _SLICE_S:
+            work = asyncio.sleep(_REST * spent)
+        if work is None:
             return None
+        task = asyncio.get_running_loop().create_task(self._finish(work, responder))
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
+        return task
+
+    def _handle(self, body: bytes, responder: Responder) -> Work | None:
+        """Decode and handle one body, and return the work that is left, if any."""
+        seq = None
         try:
-            self._action_requests.flush()
+            if not self.admitted and len(body) > MOST_BEFORE_TOKEN:
+                raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
+            request = decode(body)
+            seq = getattr(request, "seq", None)
             if not self.admitted and type(request) not in (Ping, GetConfig):
                 raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
             return _HANDLERS[type(request)](self, request, responder)
         except Exception as error:
-            self._refuse(error, responder, getattr(request, "seq", None))
+            self._refuse(error, responder, seq)
         return None
 
-    async def _guarded(self, work: Work, responder: Responder) -> None:
+    async def _after(self, task: asyncio.Task[None], body: bytes, responder: Responder) -> None:
+        await asyncio.wait([task])
+        work = self._handle(body, responder)
+        if work is not None:
+            await work
+
+    async def _finish(self, work: Work, responder: Responder) -> None:
         """Do the work of a request; an error is its answer."""
         try:
             await work
@@ -209,16 +149,11 @@ class Session:
             self._refuse(error, responder)
 
     def _refuse(self, error: Exception, responder: Responder, seq: int | None = None) -> None:
-        """Answer a body that is refused, after everything before it."""
-        self._action_requests.flush()
         self._sessions.refuse(error, responder, seq)
 
     def lost(self) -> None:
-        self._action_requests.flush()
-        self._waiting.clear()
-        self._last = None
-        if self.hold is not None:
-            self.hold.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._sessions.lost(self)
 
     def _ping(self, _: Ping, responder: Responder) -> None:
@@ -257,7 +192,6 @@ class Session:
             "multi_agent": sessions.ioctx.multi_agent,
             "policies": config.get("policies", {}),
             "explore": config.get("explore"),
-            "resume": self.state.resume_points(),
         }
         responder.send(SetConfig(**plain, **more, **sessions.spaces()))
 
@@ -266,57 +200,54 @@ class Session:
         responder.nothing()
 
     async def _take_episodes_first(self, request: EpisodesAndGetState, responder: Responder) -> None:
-        self._check_pending()
+        sessions = self._sessions
+        sessions.check_waiting(self)
         await self._ingest(request, responder)
-        self._check_pending()
-        self._pending_replies += 1
-        self._sessions.tasks.add_later(self, partial(self._weights_changed, request, responder))
+        # Later messages are handled meanwhile.
+        waiting = self._finish(
+            self._send_next_state(request, responder, sessions.next_weights(self)), responder
+        )
+        asyncio.get_running_loop().create_task(waiting)
         # Look again then: other clients may have stopped playing.
-        asyncio.get_running_loop().call_later(STILL_PLAYING_S, self._sessions.tasks.wake)
+        asyncio.get_running_loop().call_later(STILL_PLAYING_S, sessions.broker.wake)
+
+    async def _send_next_state(
+        self, request: EpisodesAndGetState, responder: Responder, changed: asyncio.Future[None]
+    ) -> None:
+        await changed
+        await self._send_state(request, responder)
 
     async def _ingest(self, request: Episodes, responder: Responder) -> None:
-        sessions, state = self._sessions, self.state
-        await sessions.scheduler.run(sessions.ingest.take(state, request, responder.wire_format))
-        self.played_at = time.monotonic()
-        number = state.weights_seq_no if request.weights_seq_no is None else request.weights_seq_no
-        if number is not None:
-            sessions.figures.staleness.add([max(0, sessions.broker.weights_seq_no - number)])
-
-    def _check_pending(self) -> None:
-        if self._pending_replies >= _MAX_PENDING:
-            raise BadMessageError(
-                ErrorCode.TOO_MANY,
-                f"message: {self._pending_replies} requests for the next weights wait for their answers, expected at "
-                f"most {_MAX_PENDING} on one connection; wait for these first",
-            )
-
-    def _weights_changed(
-        self, request: EpisodesAndGetState, responder: Responder, error: MenvError | None
-    ) -> None:
-        self._pending_replies -= 1
-        if error is None:
-            work = self._guarded(self._send_state(request, responder), responder)
-            asyncio.get_running_loop().create_task(work)
+        sessions = self._sessions
+        taking = sessions.ingest.take(self.state, request)
+        if sum(len(memoryview(raw)) for raw in request.episodes) <= _SHORT:
+            for _ in taking:
+                pass
         else:
-            self._refuse(error, responder)
+            async with sessions.turn:
+                await self._take_in_slices(taking)
+        self.played_at = time.monotonic()
+
+    async def _take_in_slices(self, taking: Iterator[None]) -> None:
+        began = time.perf_counter()
+        until = began + _SLICE_S
+        try:
+            for _ in taking:
+                if time.perf_counter() > until:
+                    await asyncio.sleep(0)
+                    until = time.perf_counter() + _SLICE_S
+        finally:
+            # Clients that send without a pause leave most of the time to the others.
+            await asyncio.sleep(_REST * (time.perf_counter() - began))
 
     async def _send_state(self, request: GetState | EpisodesAndGetState, responder: Responder) -> None:
-        """Answer with the latest weights; if they are not encoded already, a thread encodes them."""
-        latest = self._sessions.latest
-        try:
-            state = self._state_of(request, latest, latest.made)
-        except KeyError:
-            state = await self._sessions.tasks.make(partial(self._state_of, request, latest, latest.make))
+        """Answer with the latest weights, which another thread encodes."""
+        state = await asyncio.to_thread(self._state_of, request, self._sessions.latest)
         self.state.weights_seq_no = state.weights_seq_no
         responder.send(state)
 
-    def _state_of(
-        self,
-        request: GetState | EpisodesAndGetState,
-        latest: PublishedPolicies,
-        form: Callable[[str, str], Any],
-    ) -> SetState:
-        """Build SET_STATE; `form(kind, policy_id)` returns encoded weights or raises `KeyError`."""
+    def _state_of(self, request: GetState | EpisodesAndGetState, latest: PublishedPolicies) -> SetState:
+        """Return SET_STATE. Called in the thread that encodes weights."""
         number, known = latest.weights_seq_no, list(latest.policies)
         chosen = known if request.policy_ids is None else request.policy_ids
         # A client may still have policies that were removed; they are left out.
@@ -333,7 +264,7 @@ class Session:
         if request.have == number:
             return SetState(**common)
         if request.form == "bundle":
-            return SetState(**common, bundles={name: form("bundle", name) for name in chosen})
+            return SetState(**common, bundles={name: latest.form("bundle", name) for name in chosen})
         if request.form == "weights":
             # Weights come without connectors, so a policy whose connectors changed since is sent as a bundle.
             # Without `have` the client may have no policy to load weights into.
@@ -341,21 +272,21 @@ class Session:
             whole = [name for name in chosen if have < latest.connectors_since(name)]
             return SetState(
                 **common,
-                weights={name: form("weights", name) for name in chosen if name not in whole},
-                bundles={name: form("bundle", name) for name in whole} or None,
+                weights={name: latest.form("weights", name) for name in chosen if name not in whole},
+                bundles={name: latest.form("bundle", name) for name in whole} or None,
             )
         if len(chosen) != 1:
             raise BadMessageError(
                 ErrorCode.UNKNOWN_ID,
                 f"policy_ids: an ONNX file holds one policy, expected one of {known[:20]}; name it",
             )
-        return SetState(weights_seq_no=number, onnx_file=form("onnx", chosen[0]))
+        return SetState(weights_seq_no=number, onnx_file=latest.form("onnx", chosen[0]))
 
     def _send_policies(self, request: GetPolicies, responder: Responder) -> None:
         state, name, sessions = self.state, request.episode_id, self._sessions
         self._check_agents(request)
         env_id, policies = f"{state.token}/{name}", dict[str, str]()
-        if request.training_enabled:
+        if request.training_enabled is not False:
             env_id, policies = sessions.ingest.announce(state, name, request.agent_ids)
         try:
             for agent in request.agent_ids:
@@ -406,7 +337,7 @@ _HANDLERS: dict[type[Request], Callable[..., Work | None]] = {
     EpisodesAndGetState: Session._take_episodes_first,
     GetPolicies: Session._send_policies,
     StartEpisode: Session._start,
-    **dict.fromkeys((LogAction, LogReturns, EndEpisode), Session._step),
+    **dict.fromkeys((GetAction, LogAction, LogReturns, EndEpisode), Session._step),
 }
 """The methods that handle requests; a coroutine does what takes long."""
 
@@ -433,32 +364,33 @@ class ServerSessions:
         ioctx: InputContext,
         limits: Limits,
         access: Access,
-        tasks: SamplerTaskQueue,
+        post: Callable[[Callable[[], object]], None],
         return_s: float,
     ) -> None:
         self.broker = broker
         self.ioctx = ioctx
         self.limits = limits
         self.access = access
-        self.tasks = tasks
         self.return_s = return_s
+        self._post = post
+        # Requests that wait for the next weights; and the error of later ones, once the server stops.
+        self._waiting: dict[Session, list[asyncio.Future[None]]] = {}
+        self._over: MenvError | None = None
         # Decisions of the sampler's thread since the last `send_decisions`.
         self._decisions: deque[Decision] = deque()
-        # Number of actions sent since the last `latency`, and the sum and maximum of their seconds.
-        self._waited = (0, 0.0, 0.0)
-        self.action_requests = ActionRequestHandler(
-            broker, ioctx, limits, self._decisions.append, self.refuse
-        )
+        # Number of actions sent since the last `latency`, and the sum and maximum of their seconds; then those before.
+        self._waited, self._waited_before = (0, 0.0, 0.0), (0, 0.0)
+        self.action_requests = ActionRequestHandler(broker, ioctx, limits, self._decisions.append)
         self.ingest = EpisodeIngest(broker, ioctx, limits)
-        self.scheduler = CooperativeScheduler()
+        # Long work is done one after the other.
+        self.turn = asyncio.Lock()
         self._agent_spaces = action_spaces_json(ioctx)
         self.config: dict[str, Any] = {"env_steps_per_sample": 1, "force_on_policy": True}
         self.trainer: Trainer | None = None
-        self._expected = False
         self.retired: frozenset[str] = frozenset()
         self.states: dict[str, ClientState] = {}
         self.connected: set[Session] = set()
-        self.figures = ServerMetrics(lambda: len(self.connected), lambda: broker.open_episodes)
+        self.num_refused = 0
         self.backlog = ByteBudget()
         self._told: set[str] = set()
 
@@ -473,31 +405,24 @@ class ServerSessions:
         return self.trainer.latest
 
     def open(self, peer: Peer, token: str | None) -> Session:
-        if not self._expected and self.trainer is not None:
-            self._expected = True
-            self.tasks.prepare(self.latest.expect_clients)
         session = Session(self, peer, admitted=token is not None or self.access.token is None)
         self.connected.add(session)
         _log.info("%s client %s connected", peer.transport, peer.address)
         return session
 
     def refused(self, why: str) -> bytes:
-        self.action_requests.flush()
         word, _, sentence = why.partition(": ")
         code = ErrorCode(word) if word in set(ErrorCode) else ErrorCode.NOT_ALLOWED
         self.count_refusal(code, sentence or why)
-        return encode(Error(code=code, message=sentence or why), WireFormat.JSON)
+        return encode(Error(code=code, message=sentence or why))
 
     def count_refusal(self, code: str, why: str) -> None:
         """Count and log a refused message or connection."""
-        self.figures.refusals[str(code)] += 1
+        self.num_refused += 1
         _log.info("refused, %s: %s", code, why)
         if code == ErrorCode.NOT_ALLOWED and why not in self._told and len(self._told) < _MAX_TOLD:
             self._told.add(why)
             _log.warning("a client was refused, which is said once: %s", why)
-
-    def metrics(self) -> bytes:
-        return self.figures.text()
 
     def spaces(self) -> dict[str, Any]:
         """Return the fields of SET_CONFIG that describe the spaces."""
@@ -517,69 +442,114 @@ class ServerSessions:
         if refusal.code in (ErrorCode.NOT_ALLOWED, ErrorCode.INTERNAL):
             responder.close()
 
-    def send_decisions(self, post: Callable[[Callable[[], object]], None]) -> None:
+    def check_waiting(self, session: Session) -> None:
+        """Raise `BadMessageError` if too many requests of a connection wait for the next weights."""
+        count = len(self._waiting.get(session, ()))
+        if count >= _MAX_PENDING:
+            raise BadMessageError(
+                ErrorCode.TOO_MANY,
+                f"message: {count} requests for the next weights wait for their answers, expected at most "
+                f"{_MAX_PENDING} on one connection; wait for these first",
+            )
+
+    def next_weights(self, session: Session) -> asyncio.Future[None]:
+        """Return a future that is done when the weights change, or the server stops."""
+        changed = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(session, []).append(changed)
+        if self._over is not None:
+            self.weights_changed()
+        self.broker.wake()
+        return changed
+
+    def all_wait_for_weights(self) -> bool:
+        """Return whether all clients with local inference wait for weights, so that none sends more steps."""
+        since = time.monotonic() - STILL_PLAYING_S
+        return bool(self._waiting) and not any(
+            one.played_at > since and one not in self._waiting for one in list(self.connected)
+        )
+
+    def weights_changed(self, keep: Collection[Session] = ()) -> None:
+        """Answer the clients that wait now, except those to `keep`, and none that comes meanwhile. From any thread."""
+        waiting = [self._waiting.pop(session, []) for session in list(self._waiting) if session not in keep]
+        if waiting:
+            self._post(partial(_finish_all, waiting, self._over))
+
+    def stop(self, error: MenvError) -> None:
+        """Answer the clients that wait with an error, now and later. From any thread."""
+        self._over = error
+        self.weights_changed()
+
+    def send_decisions(self) -> None:
         """Have all decisions sent by the event loop; called in the sampler's thread."""
         if self._decisions:
             decisions = [self._decisions.popleft() for _ in range(len(self._decisions))]
-            post(partial(self._send, decisions, self.broker.weights_seq_no))
+            self._post(partial(self._send, decisions, self.broker.weights_seq_no))
 
     def _send(self, decisions: list[Decision], number: int) -> None:
         replies: list[tuple[Reply, bytes]] = []
-        waited: list[float] = []
         now = time.monotonic()
-        for decision in decisions:
-            if callable(decision):
-                decision()
-                continue
-            requests, decided = decision
-            messages = [request.message for request in requests]
-            waited += [now - request.since for request in requests]
+        waited = [now - request.since for request, _ in decisions]
+        for request, decided in decisions:
+            episode, message = request.episode, request.message
+            answer: Answer
             if isinstance(decided, BaseException):
-                code, why = str(ErrorCode.STOPPING), str(decided)
-                answers: list[Answer] = [Error(code=code, message=why, seq=one.seq) for one in messages]
+                answer = Error(code=str(ErrorCode.STOPPING), message=str(decided), seq=message.seq)
+            elif isinstance(message, LogAction):
+                answer = Ok(seq=message.seq)
             else:
-                answers = [
-                    Action(episode_id=one.episode_id, action=action, weights_seq_no=number, seq=one.seq)
-                    for one, action in zip(messages, self._actions(decided), strict=True)
-                ]
-            for request, answer in zip(requests, answers, strict=True):
-                episode = request.episode
-                episode.answer = answer
-                waiting, episode.waiting = episode.waiting, []
-                for responder in waiting:
-                    replies.append((responder.reply, responder.body(answer)))
+                # An encoder hook for numpy types is much slower.
+                found = {
+                    agent: action.tolist() if isinstance(action, np.generic | np.ndarray) else action
+                    for agent, action in decided.items()
+                }
+                answer = Action(
+                    episode_id=message.episode_id,
+                    action=found if self.ioctx.multi_agent else found[SINGLE_AGENT],
+                    weights_seq_no=number,
+                    seq=message.seq,
+                )
+            episode.answer = answer
+            waiting, episode.waiting = episode.waiting, []
+            body = encode(answer)
+            replies += [(responder.reply, body) for responder in waiting]
         count, total, most = self._waited
         self._waited = count + len(waited), total + sum(waited), max([most, *waited])
         # Encode everything first, then send: a peer that waits in between falls asleep, and waking it is expensive.
         for reply, body in replies:
             reply(body)
-        self.figures.latency.add(waited)
 
     def latency(self) -> dict[str, float | None]:
         """Return milliseconds from receiving a request to sending its action, since the last call."""
         (count, total, most), self._waited = self._waited, (0, 0.0, 0.0)
+        self._waited_before = self._waited_before[0] + count, self._waited_before[1] + total
         return {
             "latency_ms_mean": 1e3 * total / count if count else None,
             "latency_ms_max": 1e3 * most if count else None,
         }
 
-    def _actions(self, decided: Any) -> Sequence[Any]:
-        if isinstance(decided, Mapping):
-            decided = [dict(decided) if self.ioctx.multi_agent else decided[SINGLE_AGENT]]
-        if type(decided[0]) is int:
-            # All are integers then.
-            return decided  # type: ignore[no-any-return]
-        # An encoder hook for numpy types is much slower.
-        return [
-            action.tolist() if isinstance(action, np.generic | np.ndarray) else action for action in decided
-        ]
+    def metrics(self) -> str:
+        """Return figures since the start in the text format of Prometheus."""
+        (count, total, _), (count_before, total_before) = self._waited, self._waited_before
+        figures = {
+            "clients_connected": len(self.connected),
+            "open_episodes": self.broker.open_episodes,
+            "actions_total": count + count_before,
+            "action_latency_seconds_total": total + total_before,
+            "messages_refused_total": self.num_refused,
+        }
+        kinds = {True: "counter", False: "gauge"}
+        return "".join(
+            f"# TYPE menv_{name} {kinds[name.endswith('_total')]}\nmenv_{name} {value}\n"
+            for name, value in figures.items()
+        )
 
     def lost(self, session: Session) -> None:
         """Handle the end of a connection; the client loses its episodes unless it may reconnect."""
-        self.action_requests.flush()
         self.connected.discard(session)
         _log.info("%s client %s left", session.peer.transport, session.peer.address)
-        self.tasks.drop(session)
+        for changed in self._waiting.pop(session, []):
+            changed.cancel()
+        self.broker.wake()
         state = session.state
         state.connected -= 1
         if state.connected <= 0:
@@ -619,137 +589,7 @@ class ServerSessions:
             self.give_up(state, f"its client did not come back within {self.return_s:g} s")
 
 
-Then = Callable[[MenvError | None], None]
-Result = TypeVar("Result")
-
-
-class SamplerTaskQueue:
-    """A thread that encodes weights for clients, and the requests that wait until the weights change.
-
-    `wake` lets a sampler that waits for clients check again. `post` schedules a call in the event loop.
-    """
-
-    def __init__(self, wake: Callable[[], None], post: Callable[[Callable[[], object]], None]) -> None:
-        self.wake = wake
-        self._post = post
-        self._executor = ThreadPoolExecutor(1, "menv-serving-weights")
-        self._later: dict[object, list[Then]] = {}
-        self._over: MenvError | None = None
-
-    def prepare(self, do: Callable[[], object]) -> None:
-        """Run `do` in the thread, before a client requests what it makes. From any thread."""
-        with contextlib.suppress(RuntimeError):  # The queue was stopped, perhaps just now.
-            self._executor.submit(self._run, do)
-
-    async def make(self, do: Callable[[], Result]) -> Result:
-        """Return what `do` returns in the thread; called in the event loop."""
-        try:
-            return await asyncio.wrap_future(self._executor.submit(do))
-        except (RuntimeError, asyncio.CancelledError):
-            if self._over is None:
-                raise
-            raise self._over from None
-
-    def add_later(self, client: object, then: Then) -> None:
-        """Call `then(None)` after the next change of the weights; `client` may wait several times."""
-        self._later.setdefault(client, []).append(then)
-        if self._over is not None:
-            self.weights_changed(self._over)
-        self.wake()
-
-    def drop(self, client: object) -> None:
-        self._later.pop(client, None)
-        self.wake()
-
-    @property
-    def waiting(self) -> int:
-        """Number of clients that wait for new weights."""
-        return len(self._later)
-
-    def waits(self, client: object) -> bool:
-        return client in self._later
-
-    def stop(self, error: MenvError) -> None:
-        """Answer all requests with an error, now and later. From any thread."""
-        self._over = error
-        self._executor.shutdown(cancel_futures=True)
-        self.weights_changed(error)
-
-    def weights_changed(self, error: MenvError | None = None, keep: Collection[object] = ()) -> None:
-        """Answer the clients that wait now, except those to `keep`, and none that comes meanwhile. From any thread."""
-        later = {client: self._later.pop(client, []) for client in list(self._later) if client not in keep}
-        if later:
-            self._post(lambda: [then(error) for thens in later.values() for then in thens])
-
-    def _run(self, do: Callable[[], object]) -> None:
-        try:
-            do()
-        except Exception as error:
-            self._post(partial(_raise, error))
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_UPDATES = (0, 1, 2, 5, 10, 50)
-
-
-class Histogram:
-    """Counts values by upper bound."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def add(self, values: Iterable[float]) -> None:
-        for value in values:
-            self._counts[bisect_left(self._bounds, value)] += 1
-            self._sum += value
-
-    def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """Return the cumulative count of each bound, as text, and the sum of all values."""
-        return list(zip([*map(str, self._bounds), "+Inf"], accumulate(self._counts), strict=True)), self._sum
-
-
-class ServerMetrics:
-    """The figures that `GET /metrics` returns for Prometheus."""
-
-    def __init__(self, clients: Callable[[], int], open_episodes: Callable[[], int]) -> None:
-        self._clients, self._open_episodes = clients, open_episodes
-        self.latency = Histogram(_SECONDS)
-        self.staleness = Histogram(_UPDATES)
-        self.refusals: Counter[str] = Counter()
-
-    def text(self) -> bytes:
-        """Return all figures in Prometheus' text format. Needs the package prometheus_client."""
-        from prometheus_client import CollectorRegistry, generate_latest
-
-        # Not the global registry: a process may run several servers.
-        registry = CollectorRegistry()
-        registry.register(self)
-        return generate_latest(registry)
-
-    def collect(self) -> Iterator[Any]:
-        """Yield the families of metrics; called by Prometheus' registry."""
-        from prometheus_client import core
-
-        yield core.GaugeMetricFamily("menv_clients", "Connected clients.", self._clients())
-        yield core.GaugeMetricFamily("menv_open_episodes", "Open episodes.", self._open_episodes())
-        buckets, total = self.latency.buckets()
-        yield core.CounterMetricFamily("menv_actions", "Actions sent.", buckets[-1][1])
-        yield core.HistogramMetricFamily(
-            "menv_action_latency_seconds", "From receiving a request to sending its action.", buckets, total
-        )
-        buckets, total = self.staleness.buckets()
-        yield core.HistogramMetricFamily(
-            "menv_staleness_updates", "Updates by which the weights of episodes are behind.", buckets, total
-        )
-        refusals = core.CounterMetricFamily(
-            "menv_refusals", "Refused messages and connections.", labels=["code"]
-        )
-        for code, count in sorted(self.refusals.items()):
-            refusals.add_metric([code], count)
-        yield refusals
+def _finish_all(waiting: list[list[asyncio.Future[None]]], error: MenvError | None) -> None:
+    for changed in chain.from_iterable(waiting):
+        if not changed.done():
+            changed.set_result(None) if error is None else changed.set_exception(error)

@@ -1,8 +1,8 @@
 """Reads observations, actions and rewards of messages, one or a column of them, and checks them against their space.
 
 A `SpaceReader` tells msgspec the type of a space's elements, which checks types, lengths and keys while it decodes, and
-converts decoded columns, whose numbers are checked as whole arrays. The result has exactly the shape and dtype of the
-space, is finite and within its bounds; anything else is refused. `StepColumns` reads messages within an episode, by
+converts what was decoded; numbers are checked as whole arrays. The result has exactly the shape and dtype of the
+space, is finite and within its bounds; anything else is refused. `StepReader` reads messages within an episode, by
 agent.
 """
 
@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import re
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence, Set
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence, Set
+from functools import cached_property
+from typing import Annotated, Any
 
 import gymnasium as gym
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta, Raw
 
 from menv.base_env import ALL, COMMON, SINGLE_AGENT, AgentId
-from menv.connectors.action_output import component_sizes, is_discrete
+from menv.connectors.action_output import component_sizes
 from menv.connectors.obs_preprocessor import MASK_KEY
 from menv.env_context import InputContext
 from menv.errors import ConfigError
@@ -32,15 +31,12 @@ from menv.serving.protocol import (
     DTYPES,
     Array,
     BadMessageError,
-    Data,
     ErrorCode,
     PackedArray,
     TypedDecoder,
-    WireFormat,
     fields,
-    listed,
 )
-from menv.spaces import bounds, columns_of, flat_mask, leaves
+from menv.spaces import bounds, flat_mask, parts_of
 
 _NAME = re.compile(r'[^"\\\x00-\x1f]*')
 
@@ -50,23 +46,15 @@ Column = Array | list[Any]
 
 
 class BadValueError(Exception):
-    """A decoded value is invalid; the caller adds where it was.
+    """A decoded value is invalid. `path` is its place within an element or a column, such as `[3]['camera'][1]`."""
 
-    Attributes:
-        code: The `ErrorCode`.
-        text: `<what was wrong>, expected <rule>`.
-        row: Index of the value in a column, None for a single value or all of them.
-        path: Place within the value, such as `['camera'][1]`.
-    """
-
-    def __init__(self, code: ErrorCode, text: str, row: int | None = None, path: str = "") -> None:
+    def __init__(self, code: ErrorCode, text: str, path: str = "") -> None:
         super().__init__(text)
-        self.code, self.text, self.row, self.path = code, text, row, path
+        self.code, self.text, self.path = code, text, path
 
-    def in_message(self, where: str, is_column: bool = True) -> BadMessageError:
-        """Return the error with its place; `is_column` says that several values were read."""
-        row = "" if self.row is None or not is_column else f"[{self.row}]"
-        return BadMessageError(self.code, f"{where}{row}{self.path}: {self.text}")
+    def at(self, where: str) -> BadMessageError:
+        """Return the error of a message, of which `where` names the part that was read."""
+        return BadMessageError(self.code, f"{where}{self.path}: {self.text}")
 
 
 def unpacked(packed: PackedArray) -> Array:
@@ -86,404 +74,275 @@ def unpacked(packed: PackedArray) -> Array:
 
 
 _LONGEST_TUPLE = 128
+_MOST_INT = 2**63 - 1
 _CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "iub"}
-"""Kinds of packed numbers that can be cast to each kind of dtype."""
+"""Kinds of packed numbers that are taken for each kind of dtype."""
 
 
-class NumberReader:
-    """Reads arrays of numbers of one dtype and shape.
-
-    `low` and `high` are bounds [*shape] or None. `flags` allows true and false for 1 and 0. `path` is the place of
-    this leaf in the space.
+class SpaceReader:
+    """Reads elements of a space, and columns of them; this one those of a Text, a Dict or a Tuple.
 
     Attributes:
-        json: Type of an element in JSON, for msgspec.
-        msgpack: The same in msgpack, where arrays may be packed.
+        kind: Type of an element, for msgspec, which checks types, lengths and keys.
+        column_kind: Type of a column.
     """
 
-    def __init__(
-        self,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...] = (),
-        low: Array | None = None,
-        high: Array | None = None,
-        flags: bool = False,
-        path: str = "",
-    ) -> None:
-        self._dtype, self._shape, self._path = dtype, shape, path
-        self._size = math.prod(shape)
-        self._limits = _limits(dtype, flags)
-        least, greatest = self._limits
-        self._ends = [
-            np.asarray(limit, dtype) if end is None else end
-            for limit, end in zip(self._limits, (low, high), strict=True)
-        ]
-        # NaN and infinity are outside.
-        self._low, self._high = np.maximum(self._ends[0], least), np.minimum(self._ends[1], greatest)
-        uniform = all(np.unique(end).size <= 1 for end in self._ends)
-        if flags:
-            kind: Any = bool | Annotated[int, Meta(ge=0, le=1)]
-            self._checked_by_type = True
-        elif dtype.kind == "f":
-            # For narrower types, the type excludes NaN and overflows.
-            narrow = dtype.itemsize < 8
-            kind = Annotated[float, Meta(ge=least, le=greatest)] if narrow else float
-            self._checked_by_type = narrow and (low is None or bool(np.isinf(self._ends).all()))
-        else:
-            if self._size:
-                least, greatest = int(np.min(self._low)), int(np.max(self._high))
-            # msgspec can bound signed 64-bit integers only; larger numbers fail in the conversion.
-            signed = greatest < 2**63
-            kind = Annotated[int, Meta(ge=max(least, -(2**63)), le=greatest if signed else None)]
-            self._checked_by_type = signed and uniform
-        for size in reversed(shape):
-            kind = _several(kind, size)
-        self.json: Any = kind
-        self.msgpack: Any = kind | PackedArray if shape else kind
+    def __init__(self, space: Space, bounded: bool) -> None:
+        self.space = space
+        self._parts = [(key, _reader(part, bounded)) for key, part in parts_of(space) or ()]
+        self.kind = self._kind()
+        self.column_kind: Any = list[self.kind]  # type: ignore[name-defined]
 
-    def column(self, values: Sequence[Any] | PackedArray) -> Array:
-        """Return [R, *shape] of R decoded values or of numbers packed together, or raise `BadValueError`."""
+    def _kind(self) -> Any:
+        kinds = [part.kind for _, part in self._parts]
+        if isinstance(self.space, gym.spaces.Tuple):
+            return tuple.__class_getitem__(tuple(kinds))
+        if isinstance(self.space, gym.spaces.Text):
+            characters = "".join(map(re.escape, self.space.character_set))
+            meta = Meta(
+                min_length=self.space.min_length,
+                max_length=self.space.max_length,
+                pattern=f"^[{characters}]*$",
+            )
+            return Annotated[str, meta]
+        if not all(isinstance(key, str) and _NAME.fullmatch(key) for key, _ in self._parts):
+            raise ConfigError(
+                "space Dict: a key has no form on the wire, expected a str without quotes, backslashes and control "
+                "characters; name the entries of the space"
+            )
+        # Exactly one field for each key, whatever characters the key has.
+        renamed = {f"f{i}": key for i, (key, _) in enumerate(self._parts)}
+        types = list(zip(renamed, kinds, strict=True))
+        return msgspec.defstruct("Element", types, rename=renamed, forbid_unknown_fields=True)
+
+    @cached_property
+    def _element(self) -> TypedDecoder:
+        return TypedDecoder(self.kind)
+
+    def read(self, raw: Raw, where: str) -> Any:
+        """Return one element."""
+        value = self._element.read(raw, where)
+        try:
+            return self.element(value)
+        except BadValueError as error:
+            raise error.at(where) from None
+
+    def read_column(self, values: Any, where: str) -> Column:
+        """Return the column of decoded values."""
+        try:
+            return self.column(values)
+        except BadValueError as error:
+            raise error.at(where) from None
+
+    def element(self, value: Any) -> Any:
+        """Return a decoded element as the space has it, or raise `BadValueError`."""
+        if isinstance(self.space, gym.spaces.Text):
+            return value
+        values = value if isinstance(value, tuple) else msgspec.structs.astuple(value)
+        found = [_at(key, part.element, one) for (key, part), one in zip(self._parts, values, strict=True)]
+        return self._built(found)
+
+    def _built(self, values: Sequence[Any]) -> Any:
+        """Return an element of the values of its parts."""
+        if isinstance(self.space, gym.spaces.Tuple):
+            return tuple(values)
+        return {key: value for (key, _), value in zip(self._parts, values, strict=True)}
+
+    def column(self, values: Any) -> Column:
+        """Return R decoded elements."""
+        if not self._parts:
+            return [_at(row, self.element, value) for row, value in enumerate(values)]
+        rows = values if isinstance(self.space, gym.spaces.Tuple) else map(msgspec.structs.astuple, values)
+        try:
+            columns = [
+                part.column(own) for (_, part), own in zip(self._parts, zip(*rows, strict=True), strict=False)
+            ]
+        except BadValueError:
+            # Say at which row.
+            return [_at(row, self.element, value) for row, value in enumerate(values)]
+        return [self._built(parts) for parts in zip(*columns, strict=True)]
+
+
+def _at(key: Any, read: Callable[[Any], Any], value: Any) -> Any:
+    """Return an element of a part; an error says which part."""
+    try:
+        return read(value)
+    except BadValueError as error:
+        error.path = f"[{key!r}]{error.path}"
+        raise
+
+
+class NumberReader(SpaceReader):
+    """Reads arrays of numbers, each of which, or a whole column, may be packed."""
+
+    def __init__(self, space: Any, bounded: bool) -> None:
+        dtype = self._dtype = np.dtype(space.dtype)
+        low, high = bounds(space)
+        self._flags = isinstance(space, gym.spaces.MultiBinary) or dtype.kind == "b"
+        free = isinstance(space, gym.spaces.Box) and not (bounded or self._flags)
+        if free or dtype.kind == "f":
+            limit = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+            # Infinity is in no space.
+            low = np.full_like(low, limit.min) if free else np.maximum(low, limit.min)
+            high = np.full_like(high, limit.max) if free else np.minimum(high, limit.max)
+        self._low, self._high, self._shape = low, high, low.shape
+        # Numbers are read in the widest type of their kind, so that none wraps around before it is checked.
+        self._wide = np.dtype(np.float64 if dtype.kind == "f" else np.int64)
+        if dtype == np.uint64:
+            self._wide = dtype
+        super().__init__(space, bounded)
+        self.column_kind = self.column_kind | PackedArray
+
+    def _kind(self) -> Any:
+        kind = _bounded_kind(self._dtype, self._low, self._high, self._flags)
+        return kind | PackedArray if self._shape else kind
+
+    def element(self, value: Any) -> Any:
+        if isinstance(value, PackedArray):
+            return self._unpacked(value, 0)
+        found = self._array([value])[0]
+        # An element of a Box without axes is an array, too.
+        return np.asarray(found) if isinstance(self.space, gym.spaces.Box) else found
+
+    def column(self, values: Any) -> Column:
         if isinstance(values, PackedArray):
-            return self._checked(self._unpacked(values, 1))
-        if not self._shape or PackedArray not in map(type, values):
-            array = self._read(values)
-            return array if self._checked_by_type else self._checked(array)
-        rows = np.empty((len(values), *self._shape), self._dtype)
-        for row, value in enumerate(values):
-            try:
-                rows[row] = (
-                    self._unpacked(value, 0) if isinstance(value, PackedArray) else self._read([value])[0]
-                )
-            except BadValueError as error:
-                raise BadValueError(error.code, error.text, row, self._path) from None
-        return self._checked(rows)
+            return self._unpacked(values, 1)
+        if self._shape and PackedArray in map(type, values):
+            return np.stack([*super().column(values)])
+        return self._array(values)
 
-    def _read(self, values: Sequence[Any]) -> Array:
+    def _array(self, values: Sequence[Any]) -> Array:
         flat: Iterable[Any] = values
         for _ in self._shape:
             flat = itertools.chain.from_iterable(flat)
         try:
-            array = np.fromiter(flat, self._dtype, len(values) * self._size)
+            array = np.fromiter(flat, self._wide, len(values) * self._low.size)
         except OverflowError:
             raise BadValueError(
-                ErrorCode.OUT_OF_RANGE, f"got a number out of range, expected {self._dtype}", path=self._path
+                ErrorCode.OUT_OF_RANGE, f"got a number out of range, expected {self._dtype}"
             ) from None
-        return array.reshape(len(values), *self._shape)
+        array = array.reshape(len(values), *self._shape)
+        # What else msgspec has checked.
+        return (
+            array.astype(self._dtype, copy=False)
+            if self._low.size <= _LONGEST_TUPLE
+            else self._checked(array)
+        )
 
     def _unpacked(self, packed: PackedArray, axes: int) -> Array:
-        """Return packed numbers with so many axes in front of `shape`, in the dtype if only digits are lost."""
+        """Return packed numbers with so many axes in front of `shape`."""
         array = unpacked(packed)
         if array.ndim != axes + len(self._shape) or array.shape[axes:] != self._shape:
             raise BadValueError(
                 ErrorCode.WRONG_LENGTH,
                 f"got packed numbers of shape {array.shape}, expected {'rows of ' * axes}shape {self._shape}",
             )
-        if array.dtype == self._dtype:
-            return array
-        kind = self._dtype.kind
-        if kind != "f" and array.dtype.kind == "f" and _whole(array):
-            array = array.astype(np.int64)
-        if array.dtype.kind not in _CASTS[kind]:
+        if array.dtype.kind not in _CASTS[self._dtype.kind]:
             raise BadValueError(
                 ErrorCode.WRONG_TYPE, f"got packed {array.dtype}, expected numbers that fit {self._dtype}"
             )
-        least, greatest = self._limits
-        if kind != "f" and array.size and not least <= int(array.min()) <= int(array.max()) <= greatest:
-            raise BadValueError(
-                ErrorCode.OUT_OF_RANGE, f"got packed numbers that do not fit, expected {self._dtype}"
-            )
-        with np.errstate(over="ignore"):
-            return array.astype(self._dtype)
+        return self._checked(array)
 
     def _checked(self, array: Array) -> Array:
+        """Return numbers in the dtype; raise `BadValueError` if one is outside the bounds."""
+        if self._dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                array = array.astype(self._dtype, copy=False)
+        # NaN and infinity are outside.
         good = (array >= self._low) & (array <= self._high)
-        if np.count_nonzero(good) != good.size:
-            row, *inner = place = tuple(np.argwhere(~good)[0])
-            low, high = (np.broadcast_to(end, self._shape)[tuple(inner)] for end in self._ends)
-            rule = f"{low} to {high}" if np.isfinite(array[place]) else f"a finite {self._dtype}"
-            path = self._path + "".join(f"[{i}]" for i in inner)
-            raise BadValueError(
-                ErrorCode.OUT_OF_RANGE, f"got {array[place]}, expected {rule}", int(row), path
-            )
-        return array
+        if np.count_nonzero(good) == good.size:
+            return array.astype(self._dtype, copy=False)
+        place = tuple(np.argwhere(~good)[0])
+        inner = place[array.ndim - self._low.ndim :]
+        raise BadValueError(
+            ErrorCode.OUT_OF_RANGE,
+            f"got {array[place]}, expected {self._low[inner]} to {self._high[inner]}",
+            "".join(f"[{i}]" for i in place),
+        )
 
 
-def _limits(dtype: np.dtype[Any], flags: bool) -> tuple[Any, Any]:
-    if flags:
-        return 0, 1
-    if dtype.kind == "f":
-        return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
-    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-
-
-def _whole(array: Array) -> bool:
-    return bool((np.abs(array) < 2.0**63).all() and (array == np.trunc(array)).all())
-
-
-def _several(kind: Any, size: int) -> Any:
-    if size <= _LONGEST_TUPLE:
+def _bounded_kind(dtype: np.dtype[Any], low: Array, high: Array, flags: bool) -> Any:
+    """Return the type of lists of numbers; it has the bounds, except those of long lists that are not all equal."""
+    if low.ndim and low.size and low.size <= _LONGEST_TUPLE:
         # The garbage collector untracks tuples of numbers, but not lists.
-        return tuple.__class_getitem__((kind,) * size or ((),))
-    return Annotated[list[kind], Meta(min_length=size, max_length=size)]
+        rows = [_bounded_kind(dtype, *ends, flags) for ends in zip(low, high, strict=True)]
+        return tuple.__class_getitem__(tuple(rows))
+    least, greatest = (low.min(), high.max()) if low.size else (0, 0)
+    if dtype.kind == "f":
+        # What rounds to a bound in the dtype is within it: less than half a spacing beyond.
+        limit = float(np.finfo(dtype).max)
+        with np.errstate(over="ignore"):
+            beyond = [
+                0.0 if dtype == np.float64 else abs(float(np.spacing(end))) / 2 for end in (least, greatest)
+            ]
+        least, greatest = max(float(least) - beyond[0], -limit), min(float(greatest) + beyond[1], limit)
+        kind: Any = Annotated[float, Meta(ge=least, le=greatest)]
+    else:
+        kind = Annotated[int, Meta(ge=int(least), le=min(int(greatest), _MOST_INT))]
+        kind = bool | kind if flags else int if int(greatest) > _MOST_INT else kind
+    for size in reversed(low.shape):
+        kind = Annotated[list[kind], Meta(min_length=size, max_length=size)]
+    return kind
 
 
-SpaceReader: TypeAlias = "NumberReader | _TextReader | _TupleReader | _DictReader"
+_NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
-def space_reader(space: Space, bounded: bool = True, path: str = "") -> SpaceReader:
-    """Return the reader of a Box, Discrete, MultiDiscrete, MultiBinary or Text, or of a Tuple or Dict of these.
-
-    Without `bounded` the bounds of a Box are not checked: actions sampled from a Gaussian may exceed them. `path` is
-    the place of this space in an outer one. Raises `ConfigError` if elements of the space cannot be encoded.
-    """
-    if isinstance(space, gym.spaces.Dict):
-        return _DictReader(space, bounded, path)
-    if isinstance(space, gym.spaces.Tuple):
-        return _TupleReader(space, bounded, path)
-    if isinstance(space, gym.spaces.Text):
-        return _TextReader(space, path)
-    if isinstance(space, gym.spaces.Discrete):
-        dtype = np.dtype(space.dtype)
-        low, high = (np.asarray(end, dtype) for end in (space.start, int(space.start) + int(space.n) - 1))
-        return NumberReader(dtype, (), low, high, path=path)
-    if isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
-        free = isinstance(space, gym.spaces.Box) and not bounded
-        least, greatest = (None, None) if free else bounds(space)
-        dtype = np.dtype(space.dtype)
-        flags = isinstance(space, gym.spaces.MultiBinary) or dtype.kind == "b"
-        return NumberReader(dtype, tuple(space.shape), least, greatest, flags, path)
+def _reader(space: Space, bounded: bool) -> SpaceReader:
+    if isinstance(space, _NUMBERS):
+        return NumberReader(space, bounded)
+    if isinstance(space, gym.spaces.Text | gym.spaces.Tuple | gym.spaces.Dict):
+        return SpaceReader(space, bounded)
     raise ConfigError(
         f"space {type(space).__name__}: has no form on the wire, expected Box, Discrete, MultiDiscrete, MultiBinary, "
         "Text, or Tuple and Dict of these; change the space or wrap the environment"
     )
 
 
-class _TextReader:
-    def __init__(self, space: gym.spaces.Text, path: str) -> None:
-        self.json: Any = Annotated[str, Meta(min_length=space.min_length, max_length=space.max_length)]
-        self.msgpack = self.json
-        self._characters, self._path = frozenset(space.character_set), path
-
-    def column(self, values: Sequence[Any]) -> Column:
-        for row, value in enumerate(values):
-            if not self._characters.issuperset(value):
-                raise BadValueError(
-                    ErrorCode.OUT_OF_RANGE,
-                    "got other characters, expected those of the space",
-                    row,
-                    self._path,
-                )
-        return list(values)
+_MAX_READERS = 16_384
+_readers: dict[tuple[int, bool], SpaceReader] = {}
+"""By the id of the space, which the reader keeps alive."""
 
 
-class _TupleReader:
-    def __init__(self, space: gym.spaces.Tuple[Any], bounded: bool, path: str) -> None:
-        self._parts = [space_reader(part, bounded, f"{path}[{i}]") for i, part in enumerate(space.spaces)]
-        self.json: Any = tuple[tuple(part.json for part in self._parts)]  # type: ignore[misc]
-        self.msgpack: Any = tuple[tuple(part.msgpack for part in self._parts)]  # type: ignore[misc]
+def reader_of(space: Space, bounded: bool = True) -> SpaceReader:
+    """Return the reader of a space.
 
-    def column(self, values: Sequence[Any]) -> Column:
-        if not self._parts:
-            return [()] * len(values)
-        columns = (
-            part.column(column) for part, column in zip(self._parts, zip(*values, strict=True), strict=False)
-        )
-        return list(zip(*columns, strict=True))
-
-
-class _DictReader:
-    def __init__(self, space: gym.spaces.Dict, bounded: bool, path: str) -> None:
-        self._keys = list(space.spaces)
-        if not all(isinstance(key, str) and _NAME.fullmatch(key) for key in self._keys):
-            raise ConfigError(
-                "space Dict: a key has no form on the wire, expected a str without quotes, backslashes and control "
-                "characters; name the entries of the space"
-            )
-        self._parts = [space_reader(part, bounded, f"{path}[{key!r}]") for key, part in space.spaces.items()]
-        self.json = self._struct("json")
-        self.msgpack = self._struct("msgpack")
-
-    def _struct(self, wire_format: str) -> Any:
-        """Return a type with exactly one field for each key, whatever characters the key has."""
-        names = [f"f{i}" for i in range(len(self._keys))]
-        types = [(name, getattr(part, wire_format)) for name, part in zip(names, self._parts, strict=True)]
-        renamed = dict(zip(names, self._keys, strict=True))
-        return msgspec.defstruct("Element", types, rename=renamed, forbid_unknown_fields=True)
-
-    def column(self, values: Sequence[Any]) -> Column:
-        if not self._parts:
-            return [{} for _ in values]
-        rows = zip(*map(msgspec.structs.astuple, values), strict=True)
-        columns = [part.column(column) for part, column in zip(self._parts, rows, strict=False)]
-        return [dict(zip(self._keys, row, strict=True)) for row in zip(*columns, strict=True)]
+    Without `bounded` the bounds of a Box are not checked: actions sampled from a Gaussian may exceed them. Raises
+    `ConfigError` if elements of the space cannot be encoded.
+    """
+    reader = _readers.get((id(space), bounded))
+    if reader is None:
+        # Bound the memory of programs that keep creating spaces.
+        if len(_readers) >= _MAX_READERS:
+            _readers.clear()
+        reader = _readers[id(space), bounded] = _reader(space, bounded)
+    return reader
 
 
-Mask = npt.NDArray[np.bool_]
-Path: TypeAlias = tuple[int, ...]
-"""Index of a member of an agent group, and of groups in it; () for an agent."""
-
-
-class MaskCheck:
-    """Checks action masks in the observations of one space, if it has any.
+def check_masks(obs: Column, space: Space, actions: Space | None, where: str, is_column: bool = True) -> None:
+    """Raise `BadMessageError` if the mask of one of R observations allows no action, or no choice of a component.
 
     A mask is an entry of a Dict, or of each Dict in the Tuple of an agent group, see
     `menv.connectors.obs_preprocessor`.
     """
-
-    def __init__(self, space: gym.Space[Any]) -> None:
-        self._members = _paths(space)
-
-    def check(
-        self, obs: Column, acting: int, space: gym.Space[Any] | None, where: str, is_column: bool = True
-    ) -> None:
-        """Raise `BadMessageError` if one of the first `acting` masks allows no action, or no choice of a component."""
-        for member in self._members:
-            actions = _part(space, member)
-            nothing = _allow_nothing(self._mask(obs[:acting], member, actions), actions)
-            if nothing.any():
-                raise BadValueError(
-                    ErrorCode.OUT_OF_RANGE, "got a mask that allows nothing, expected one action at least",
-                    int(np.argmax(nothing)), f"{_path_text(member)}[{MASK_KEY!r}]",
-                ).in_message(where, is_column)  # fmt: skip
-
-    def check_actions(
-        self, obs: Column, actions: Column, space: gym.Space[Any], where: str, is_column: bool = True
-    ) -> None:
-        """Raise `BadMessageError` if an action is forbidden by the mask of its observation."""
-        for member in self._members:
-            part = _part(space, member)
-            if part is None or not len(actions):
-                continue
-            mask = self._mask(obs[: len(actions)], member, part)
-            done = _at(actions, member)
-            columns = _columns(done, part, mask.shape[1])
-            if columns is None:
-                continue
-            forbidden = ~np.take_along_axis(mask, columns, axis=1).all(axis=1)
-            if forbidden.any():
-                raise BadValueError(
-                    ErrorCode.OUT_OF_RANGE,
-                    "got an action that the mask of its observation forbids, expected an allowed one",
-                    int(np.argmax(forbidden)), _path_text(member),
-                ).in_message(where, is_column)  # fmt: skip
-
-    def _mask(self, obs: Column, member: Path, actions: gym.Space[Any] | None) -> Mask:
-        """Return [R, M], True where an action is allowed."""
-        holders = _at(obs, member)
-        if not len(holders):
-            return np.ones((0, 1), np.bool_)
-        mask: Mask = np.stack([flat_mask(row[MASK_KEY], actions) for row in holders]) != 0
-        return mask
-
-
-def _paths(space: gym.Space[Any]) -> list[Path]:
-    if isinstance(space, gym.spaces.Tuple):
-        return [(i, *path) for i, part in enumerate(space.spaces) for path in _paths(part)]
-    return [()] if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces else []
-
-
-def _at(rows: Column, path: Path) -> Column:
-    for index in path:
-        rows = [row[index] for row in rows]
-    return rows
-
-
-def _path_text(path: Path) -> str:
-    return "".join(f"[{index}]" for index in path)
-
-
-def _allow_nothing(mask: Mask, space: gym.Space[Any] | None) -> Mask:
-    """Return [R], True where no action, or no choice of one component, is allowed."""
-    sizes = component_sizes(space)
-    if len(sizes) < 2 or sizes.sum() != mask.shape[1]:
-        return np.logical_not(mask.any(axis=1))
-    return np.logical_not(np.logical_or.reduceat(mask, np.cumsum(sizes) - sizes, axis=1).all(axis=1))
-
-
-def _part(space: gym.Space[Any] | None, member: Path) -> gym.Space[Any] | None:
-    for index in member:
-        if not isinstance(space, gym.spaces.Tuple) or index >= len(space.spaces):
-            return None
-        space = space.spaces[index]
-    return space
-
-
-def _columns(actions: Column, space: gym.Space[Any], width: int) -> npt.NDArray[np.int64] | None:
-    """Return [R, D] the mask columns of R actions; None if the mask does not fit the space."""
-    sizes = component_sizes(space)
-    if not len(sizes) or sizes.sum() != width:
-        return None
-    digits = [
-        np.asarray(column, np.int64).reshape(len(actions), -1) - np.ravel(leaf.start)
-        for leaf, column in zip(leaves(space), columns_of(space, actions), strict=True)
-        if is_discrete(leaf)
-    ]
-    columns: npt.NDArray[np.int64] = np.concatenate(digits, 1) + np.cumsum(sizes) - sizes
-    return columns
-
-
-_MAX_SPACES = 65_536
-_MAX_READERS = 1024
-
-
-class ElementReader:
-    """Reads single elements and columns of one space; `masks` checks the action masks of observations.
-
-    Attributes:
-        json: Type of a column in JSON, for msgspec.
-        msgpack: The same in msgpack, where numbers may be packed together.
-    """
-
-    def __init__(self, space: Space, bounded: bool) -> None:
-        self.space = space
-        self.masks = MaskCheck(space)
-        reader = self._reader = space_reader(space, bounded)
-        self.json: Any = list[reader.json]  # type: ignore[name-defined]
-        rows: Any = list[reader.msgpack]  # type: ignore[name-defined]
-        self.msgpack: Any = rows | PackedArray if isinstance(reader, NumberReader) else rows
-        self._element = TypedDecoder(reader.json, reader.msgpack)
-        self._column = TypedDecoder(self.json, self.msgpack)
-
-    def read(self, raw: Raw, wire_format: WireFormat, where: str) -> Any:
-        """Return one element."""
-        value = self._element.read(raw, wire_format, where)
-        try:
-            return self._reader.column([value])[0]
-        except BadValueError as error:
-            raise error.in_message(where, is_column=False) from None
-
-    def read_column(self, raw: Data, wire_format: WireFormat, where: str) -> Column:
-        """Return a column of any length."""
-        return self.column(self._column.read(raw, wire_format, where), where)
-
-    def column(self, values: Any, where: str) -> Column:
-        """Return the column of decoded values."""
-        try:
-            return self._reader.column(values)
-        except BadValueError as error:
-            raise error.in_message(where) from None
-
-
-_by_id: dict[tuple[int, bool], tuple[Space, ElementReader]] = {}
-_by_form: dict[tuple[str, bool], ElementReader] = {}
-
-
-def reader_of(space: Space, bounded: bool = True) -> ElementReader:
-    """Return the reader of a space; equal spaces share one, because agents often have a space object each."""
-    known = _by_id.get((id(space), bounded))
-    if known is not None:
-        return known[1]
-    # Bound the memory of programs that keep creating spaces.
-    if len(_by_id) >= _MAX_SPACES or len(_by_form) >= _MAX_READERS:
-        _by_id.clear()
-        _by_form.clear()
-    form = (json.dumps(space_to_json(space)), bounded)
-    reader = _by_form.get(form)
-    if reader is None:
-        reader = _by_form[form] = ElementReader(space, bounded)
-    # Keep the space alive, so that no other object gets its id.
-    _by_id[id(space), bounded] = (space, reader)
-    return reader
+    group = isinstance(space, gym.spaces.Tuple)
+    for index, member in enumerate(space.spaces if isinstance(space, gym.spaces.Tuple) else (space,)):
+        if not (isinstance(member, gym.spaces.Dict) and MASK_KEY in member.spaces and len(obs)):
+            continue
+        part = actions
+        if group:
+            part = actions.spaces[index] if isinstance(actions, gym.spaces.Tuple) else None
+        rows = [row[index] for row in obs] if group else obs
+        mask = np.stack([flat_mask(row[MASK_KEY], part) for row in rows]) != 0
+        sizes = component_sizes(part)
+        begins = np.cumsum(sizes) - sizes if len(sizes) and sizes.sum() == mask.shape[1] else [0]
+        allowed = np.logical_or.reduceat(mask, begins, axis=1).all(axis=1)
+        if not allowed.all():
+            at = f"[{int(np.argmin(allowed))}]" * is_column + f"[{index}]" * group
+            raise BadMessageError(
+                ErrorCode.OUT_OF_RANGE,
+                f"{where}{at}[{MASK_KEY!r}]: got a mask that allows nothing, expected one action at least",
+            )
 
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
@@ -491,12 +350,9 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 _REWARD = TypedDecoder(float | dict[str, float])
 
 
-def reward(raw: Raw, wire_format: WireFormat, where: str = "reward") -> float | dict[str, float]:
+def reward(raw: Raw, where: str = "reward") -> float | dict[str, float]:
     """Return a finite reward, or one for each of several agents."""
-    paid: float | dict[str, float] = _REWARD.read(raw, wire_format, where)
-    if isinstance(paid, dict):
-        # Finds repeated agents.
-        fields(raw, wire_format, where)
+    paid: float | dict[str, float] = _REWARD.read(raw, where)
     # Comparisons with NaN are False.
     if not all(abs(one) <= LARGEST_REWARD for one in (paid.values() if isinstance(paid, dict) else (paid,))):
         raise BadMessageError(
@@ -536,7 +392,7 @@ def action_spaces_json(ioctx: InputContext) -> dict[str, Any]:
     return {"action_spaces": own or None, "action_space": shared}
 
 
-class StepColumns:
+class StepReader:
     """Reads observations and actions; `max_agents` bounds the agents of one message."""
 
     def __init__(self, ioctx: InputContext, max_agents: int) -> None:
@@ -546,7 +402,7 @@ class StepColumns:
         self._alone = self._spaces_of(None)
 
     def observations(
-        self, raw: Raw, wire_format: WireFormat, what: str, final: bool = False, gone: Container[AgentId] = ()
+        self, raw: Raw, what: str, final: bool = False, gone: Container[AgentId] = ()
     ) -> dict[AgentId, Any]:
         """Return observations by agent. `what` is the type of the message.
 
@@ -554,58 +410,39 @@ class StepColumns:
         """
         where = f"{what}.observation"
         if not self._multi_agent:
-            return {SINGLE_AGENT: self._observation(SINGLE_AGENT, raw, wire_format, where, final)}
+            return {SINGLE_AGENT: self._observation(SINGLE_AGENT, raw, where, final)}
         return {
-            agent: self._observation(
-                agent, value, wire_format, f"{where}[{agent[:40]!r}]", final or agent in gone
-            )
-            for agent, value in self._by_agent(raw, wire_format, where).items()
+            agent: self._observation(agent, value, f"{where}[{agent[:40]!r}]", final or agent in gone)
+            for agent, value in self._by_agent(raw, where).items()
         }
 
-    def _observation(self, agent: AgentId, raw: Raw, wire_format: WireFormat, where: str, final: bool) -> Any:
+    def _observation(self, agent: AgentId, raw: Raw, where: str, final: bool) -> Any:
         space, actions = self.spaces(agent, where)
-        reader = reader_of(space)
-        value = reader.read(raw, wire_format, where)
+        value = reader_of(space).read(raw, where)
         if not final:
-            reader.masks.check([value], 1, actions, where, is_column=False)
+            check_masks([value], space, actions, where, is_column=False)
         return value
 
-    def column(self, raws: Sequence[Raw], wire_format: WireFormat, what: str) -> Column | None:
-        """Return the observations of R messages; None in a multi-agent environment."""
-        if self._multi_agent:
-            return None
-        where = f"{what}.observation"
-        space, actions = self.spaces(SINGLE_AGENT, where)
-        reader = reader_of(space)
-        found = reader.read_column(listed(raws, wire_format), wire_format, where)
-        reader.masks.check(found, len(raws), actions, where)
-        return found
-
-    def actions(
-        self, raw: Raw, obs: Mapping[AgentId, Any], wire_format: WireFormat, gone: Set[AgentId] = frozenset()
-    ) -> dict[AgentId, Any]:
-        """Return the actions of exactly the agents in `obs`; those in `gone` need none."""
+    def actions(self, raw: Raw, obs: Set[AgentId], gone: Set[AgentId] = frozenset()) -> dict[AgentId, Any]:
+        """Return the actions of exactly the agents that observe, `obs`; those in `gone` need none."""
         where = "LOG_ACTION.action"
         if not self._multi_agent:
-            return {SINGLE_AGENT: self._action(SINGLE_AGENT, raw, obs[SINGLE_AGENT], wire_format, where)}
-        given = self._by_agent(raw, wire_format, where)
-        if given.keys() - gone != obs.keys() - gone:
+            return {SINGLE_AGENT: self._action(SINGLE_AGENT, raw, where)}
+        given = self._by_agent(raw, where)
+        if given.keys() - gone != obs - gone:
             raise BadMessageError(
                 ErrorCode.WRONG_LENGTH,
                 f"{where}: actions of {len(given)} agents and observations of {len(obs)}, expected the same agents",
             )
         return {
-            agent: self._action(agent, value, obs[agent], wire_format, f"{where}[{agent[:40]!r}]")
+            agent: self._action(agent, value, f"{where}[{agent[:40]!r}]")
             for agent, value in given.items()
             if agent not in gone
         }
 
-    def _action(self, agent: AgentId, raw: Raw, obs: Any, wire_format: WireFormat, where: str) -> Any:
-        space, actions = self.spaces(agent, where)
+    def _action(self, agent: AgentId, raw: Raw, where: str) -> Any:
         # Numbers of a Box may exceed its bounds.
-        chosen = reader_of(actions, bounded=False).read(raw, wire_format, where)
-        reader_of(space).masks.check_actions([obs], [chosen], actions, where, is_column=False)
-        return chosen
+        return reader_of(self.spaces(agent, where)[1], bounded=False).read(raw, where)
 
     def spaces(self, agent: AgentId, where: str) -> tuple[Space, Space]:
         """Return the spaces of an agent, or raise `BadMessageError`."""
@@ -617,8 +454,8 @@ class StepColumns:
             )
         return spaces
 
-    def _by_agent(self, raw: Raw, wire_format: WireFormat, where: str) -> dict[str, Raw]:
-        found = fields(raw, wire_format, where)
+    def _by_agent(self, raw: Raw, where: str) -> dict[str, Raw]:
+        found = fields(raw, where)
         if len(found) > self._max_agents:
             raise BadMessageError(
                 ErrorCode.TOO_MANY,

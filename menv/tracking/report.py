@@ -1,7 +1,7 @@
 """Reports of runs: the content of `page.html` as JSON, and the page as one HTML file that opens offline.
 
-Runs that differ by their seed alone are one group, whose curves and last returns have the mean and the quartiles over
-seeds. `menv plot` uses the same numbers.
+Runs that differ by their seed alone are one group, whose curves and last returns have the mean over seeds and its 95 %
+bootstrap interval. `menv plot` and `menv table` use the same numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,10 @@ Curve: TypeAlias = tuple[Floats, Floats]
 """Env steps and values, without NaN."""
 
 STEPS = "num_env_steps_sampled"
+TIME = "time_total_s"
+Band: TypeAlias = Literal["ci", "iqr"]
+"""What surrounds a mean over seeds: its 95 % bootstrap interval, or the quartiles of the seeds."""
+_RESAMPLES = 1000
 RATING = "league/rating"
 _POINTS = 300
 """Points of a curve; of a longer one the means of neighbours are shown."""
@@ -37,6 +41,7 @@ _LINES = 10
 _LAST = 0.1
 """The share of a run's env steps whose mean is its last return."""
 
+_NAMES = {"episode_reward_mean": "return per episode", "policy_reward_mean": "return per episode"}
 _OWN = r"(?P<line>.+)"
 _CHARTS = (
     ("Returns", "Return per episode, by policy", rf"policy_reward_mean/{_OWN}"),
@@ -68,14 +73,14 @@ class Group:
     runs: list[Run]
     tables: list[dict[str, Floats]]
 
-    def curves(self, key: str) -> list[Curve]:
-        """Return the curve of a result key for each run that has a value of it."""
+    def curves(self, key: str, x: str = STEPS) -> list[Curve]:
+        """Return the curve of a result key over another one for each run that has values of both."""
         found = []
         for table in self.tables:
-            if key in table and STEPS in table:
-                there = np.isfinite(table[key]) & np.isfinite(table[STEPS])
+            if key in table and x in table:
+                there = np.isfinite(table[key]) & np.isfinite(table[x])
                 if there.any():
-                    found.append((table[STEPS][there], table[key][there]))
+                    found.append((table[x][there], table[key][there]))
         return found
 
     def result_keys(self) -> list[str]:
@@ -83,41 +88,60 @@ class Group:
         return list(dict.fromkeys(key for table in self.tables for key in table))
 
 
-def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """Return the runs of one environment, grouped by their settings.
+def groups_of(runs: Sequence[Run], *, returns: bool = True) -> list[Group]:
+    """Return the runs, grouped by their settings and environments.
 
     Raises:
-        ConfigError: They have different environments.
+        ConfigError: They have different environments, whose `returns` cannot be compared.
     """
     envs = {str(run.config.get("env")): run for run in runs}
-    if len(envs) > 1:
+    if len(envs) > 1 and returns:
         named = ", ".join(f"{env} ({run.name})" for env, run in envs.items())
         raise ConfigError(
-            f"runs of {len(envs)} different environments: {named:.300}, expected runs of one; pass the runs of one "
-            "environment at a time"
+            f"runs of {len(envs)} different environments: {named:.300}, expected runs of one environment; pass the "
+            "runs of one environment at a time"
         )
     by_settings: dict[str, list[Run]] = {}
     for run in runs:
         settings = {key: value for key, value in settings_of(run).items() if key != "seed"}
+        settings["env"] = run.config.get("env")
         by_settings.setdefault(json.dumps(settings, sort_keys=True), []).append(run)
     kinds = list(by_settings.values())
-    different = differences([kind[0] for kind in kinds])
-    names = [_group_name(kind, different) for kind in kinds]
-    if len(set(names)) < len(names):
-        names = [kind[0].name for kind in kinds]
+    names = _group_names(kinds)
+    if len(envs) > 1:
+        names = [f"{kind[0].config.get('env')}, {name}" for kind, name in zip(kinds, names, strict=True)]
     return [
         Group(name, kind, [run.progress() for run in kind]) for name, kind in zip(names, kinds, strict=True)
     ]
 
 
-def _group_name(runs: Sequence[Run], different: Sequence[str]) -> str:
-    if not different:
-        return str(runs[0].config.get("algorithm")) if len(runs) > 1 else runs[0].name
-    settings = settings_of(runs[0])
-    return ", ".join(
-        f"{settings.get(key)}" if key == "algorithm" else f"{key}={settings.get(key)}"
-        for key in different[:3]
-    )[:80]
+def _group_names(kinds: Sequence[Sequence[Run]]) -> list[str]:
+    """Return a name for each kind of run: the algorithm, and as few settings as set it apart from the others."""
+    if len(kinds) == 1:
+        return [_algorithm(kinds[0][0]) if len(kinds[0]) > 1 else kinds[0][0].name]
+    settings = [settings_of(kind[0]) for kind in kinds]
+    names = [_algorithm(kind[0]) for kind in kinds]
+    if len(set(names)) == 1:
+        names = [""] * len(kinds)
+    for key in differences([kind[0] for kind in kinds]):
+        if len(set(names)) == len(names):
+            break
+        more = [
+            f"{name}, {key}={one.get(key)}".removeprefix(", ")[:80]
+            for name, one in zip(names, settings, strict=True)
+        ]
+        if key != "algorithm" and len(set(more)) > len(set(names)):
+            names = more
+    return names if len(set(names)) == len(names) else [kind[0].name for kind in kinds]
+
+
+def _algorithm(run: Run) -> str:
+    """Return the name that papers use: PPO with a critic of all agents is MAPPO, a sum in the place of QMIX is VDN."""
+    settings = settings_of(run)
+    name = str(settings["algorithm"])
+    if name == "PPO" and settings.get("critic_obs") is not None:
+        return "MAPPO"
+    return "VDN" if name == "QMIX" and settings.get("mixer") == "vdn" else name
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -148,24 +172,37 @@ def differences(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def summary(curves: Sequence[Curve]) -> dict[str, Floats]:
-    """Return env steps and, over the curves, `mean` and the quartiles `low` and `high`.
+def summary(curves: Sequence[Curve], band: Band = "ci") -> dict[str, Floats]:
+    """Return env steps and, over the curves, the `mean` with its band from `low` to `high`.
 
     Curves are interpolated linearly; the range is where all of them have values.
     """
     first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     steps = np.unique(np.concatenate([x for x, _ in curves]))
     steps = steps[(steps >= first) & (steps <= last)]
+    if len(steps) > _POINTS:
+        steps = np.linspace(first, last, _POINTS)
     values = np.array([np.interp(steps, x, y) for x, y in curves]).reshape(len(curves), len(steps))
-    low, high = np.percentile(values, (25, 75), axis=0)
+    low, high = _band(values, band)
     return {"x": steps, "mean": values.mean(axis=0), "low": low, "high": high}
 
 
-def last_values(curves: Sequence[Curve]) -> dict[str, float]:
-    """Return `mean` and the quartiles `low` and `high` of the last tenth of each curve."""
-    last = np.array([y[x >= x[-1] * (1 - _LAST)].mean() for x, y in curves])
-    low, high = np.percentile(last, (25, 75))
+def last_values(curves: Sequence[Curve], band: Band = "ci") -> dict[str, float]:
+    """Return the `mean` of the last tenth of each curve, with its band from `low` to `high`."""
+    last = np.array([[y[x >= x[-1] * (1 - _LAST)].mean()] for x, y in curves])
+    (low,), (high,) = _band(last, band)
     return {"mean": float(last.mean()), "low": float(low), "high": float(high)}
+
+
+def interval(values: Floats) -> Floats:
+    """Return the lower and the upper end [2, ...] of the 95 % bootstrap interval of the mean of seeds [S, ...]."""
+    drawn = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
+    ends: Floats = np.percentile(values[drawn].mean(axis=1), (2.5, 97.5), axis=0)
+    return ends
+
+
+def _band(values: Floats, band: Band) -> Floats:
+    return interval(values) if band == "ci" else np.percentile(values, (25, 75), axis=0)
 
 
 def matching(groups: Sequence[Group], pattern: str) -> dict[str, dict[str, str]]:
@@ -178,13 +215,15 @@ def matching(groups: Sequence[Group], pattern: str) -> dict[str, dict[str, str]]
     return found
 
 
-def lines_of(groups: Sequence[Group], keys: Mapping[str, str]) -> list[tuple[str, list[Curve]]]:
+def lines_of(
+    groups: Sequence[Group], keys: Mapping[str, str], x: str = STEPS
+) -> list[tuple[str, list[Curve]]]:
     """Return the curves of result keys by the name of their line, which holds the group's where there are several."""
     lines = []
     for name, key in keys.items():
         for group in groups:
             shown = [name] if name and len(groups) == 1 else [group.name, name]
-            if curves := group.curves(key):
+            if curves := group.curves(key, x):
                 lines.append((" · ".join(filter(None, shown)), curves))
     return lines
 
@@ -232,7 +271,7 @@ def _output_path(where: str, runs: Sequence[Run], name: str, path: str | os.Path
     if path is not None and found.exists() and not found.is_file():
         raise ConfigError(f"{where}: {found} is a folder or a device, expected a file; choose another name")
     if not found.absolute().parent.is_dir():
-        raise ConfigError(f"{where}: there is no folder {found.parent}, expected one; create it first")
+        raise ConfigError(f"{where}: there is no folder {found.parent}; create it first")
     return found
 
 
@@ -249,7 +288,7 @@ def write_report(
         Path of the file.
 
     Raises:
-        ConfigError: A folder is no run or is damaged, or the environments differ.
+        ConfigError: A folder is not a run or is damaged, or the environments differ.
         NotWrittenError: The file cannot be written.
     """
     path = _output_path("report", runs_of(paths), "report.html", output)
@@ -263,59 +302,86 @@ def plot_runs(
     paths: Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str] | None = None,
     key: str | None = None,
+    *,
+    band: Band = "ci",
+    x: Literal["steps", "time"] = "steps",
+    labels: Sequence[str] = (),
+    title: str | None = None,
+    width: float = 9.6,
 ) -> Path:
-    """Draw a result key of run folders over env steps as a picture; runs that differ by their seed are one curve.
+    """Draw a result key of run folders as a picture; runs that differ by their seed are one curve with a band.
 
     Args:
-        paths: The run folders, all of one environment.
-        output: A .png or .svg file; by default `curves.png` in the run folder, or in the working folder for several
-            runs.
+        paths: The run folders, all of one environment unless `key` is no return.
+        output: A .png, .svg or .pdf file; by default `curves.png` in the run folder, or in the working folder for
+            several runs.
         key: A column of `progress.csv`, or the part of a column before a policy's name. By default the ratings of a
-            league, without its snapshots, and else `policy_reward_mean`.
+            league, without its snapshots; else `episode_reward_mean` to compare several settings or algorithms, and
+            `policy_reward_mean` for one.
+        band: "ci", the 95 % bootstrap interval of the mean over seeds, or "iqr", the quartiles of the seeds.
+        x: "steps", env steps, or "time", minutes of training.
+        labels: The names of the curves, in the order in which the runs are given.
+        title: Above the curves; the environment by default.
+        width: In inches. A column of a paper has about 3.3.
 
     Returns:
         Path of the file.
 
     Raises:
-        ConfigError: A folder is no run or is damaged, the environments differ, or no run has the key.
+        ConfigError: A folder is not a run or is damaged, the environments differ, no run has the key, or there is
+            another number of curves than of labels.
         NotWrittenError: The file cannot be written.
     """
     runs = runs_of(paths)
     path = _output_path("plot", runs, "curves.png", output)
-    if path.suffix not in (".png", ".svg"):
+    if path.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(
-            f"plot: {path.name!r:.80}, expected a name that ends with .png or .svg; write -o curves.png"
+            f"plot: {path.name!r:.80}, expected a name that ends with .png, .svg or .pdf; write -o curves.png"
         )
-    groups = groups_of(runs)
-    lines, bands = {}, {}
+    groups = groups_of(runs, returns=key is None or "reward" in key or RATING in key)
     # The returns of a game against oneself say nothing.
     learners = rf"{RATING}/(?P<line>(?!(.*_)?(latest|snapshots)$).+)"
     ratings = matching(groups, learners).get("", {}) if key is None else {}
-    label = "rating" if ratings else key or "policy_reward_mean"
-    for name, curves in lines_of(groups, ratings) or curves_of_key(groups, label):
-        line = line_of(name, curves)
-        lines[name] = list(zip(line["x"], line["mean"], strict=True))
+    label = "rating" if ratings else key or _returns(groups)
+    column = STEPS if x == "steps" else TIME
+    found = lines_of(groups, ratings, column) or curves_of_key(groups, label, column)
+    if labels and len(labels) != len(found):
+        raise ConfigError(
+            f"plot: {len(labels)} labels for the curves {[name for name, _ in found]}, expected one for each; pass as "
+            "many"
+        )
+    lines, bands = {}, {}
+    for name, (own, curves) in zip(labels or [name for name, _ in found], found, strict=True):
+        line = line_of(own, curves, band)
+        at = line["x"] if x == "steps" else [seconds / 60 for seconds in line["x"]]
+        lines[name] = list(zip(at, line["mean"], strict=True))
         if len(curves) > 1:
-            bands[name] = list(zip(line["x"], line["low"], line["high"], strict=True))
-    title = str(runs[0].config.get("env"))
+            bands[name] = list(zip(at, line["low"], line["high"], strict=True))
+    shown = str(runs[0].config.get("env")) if title is None else title
+    axis = "env steps" if x == "steps" else "minutes"
     with writing("plot", f"the picture {path}"), replacing(path) as draft:
-        plot_curves(draft, lines, bands=bands, title=title, y_label=label)
+        named = _NAMES.get(label, label)
+        plot_curves(draft, lines, bands=bands, title=shown, x_label=axis, y_label=named, width=width)
     return path
 
 
-def curves_of_key(groups: Sequence[Group], key: str) -> list[tuple[str, list[Curve]]]:
+def _returns(groups: Sequence[Group]) -> str:
+    return "policy_reward_mean" if len(groups) == 1 else "episode_reward_mean"
+
+
+def curves_of_key(groups: Sequence[Group], key: str, x: str = STEPS) -> list[tuple[str, list[Curve]]]:
     """Return the curves of a result key, or of all policies for a key such as `policy_reward_mean`.
 
     Raises:
         ConfigError: No run has the key.
     """
     keys = matching(groups, f"{re.escape(key)}(/{_OWN})?").get("", {})
-    if found := lines_of(groups, keys):
+    if found := lines_of(groups, keys, x):
         return found
     known = [one for group in groups for one in group.result_keys()]
     near = difflib.get_close_matches(key, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "the first line of progress.csv lists them"
-    raise ConfigError(f"key {key!r:.100}: no run has numbers of it, expected a result key; {hint}")
+    raise ConfigError(f"key {key!r:.100}: no run has values for it, expected a result key; {hint}")
 
 
 def _about(run: Run, table: Mapping[str, Floats]) -> dict[str, Any]:
@@ -373,10 +439,10 @@ def _sections(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return [{"title": title, "charts": charts} for title, charts in sections.items()]
 
 
-def line_of(name: str, curves: Sequence[Curve]) -> dict[str, Any]:
+def line_of(name: str, curves: Sequence[Curve], band: Band = "ci") -> dict[str, Any]:
     """Return the points of a line as JSON values, of several seeds their `summary`."""
     (x, y), several = curves[0], len(curves) > 1
-    found = summary(curves) if several else {"x": x, "mean": y}
+    found = summary(curves, band) if several else {"x": x, "mean": y}
     return {"name": name, **{key: _thin(values) for key, values in found.items()}}
 
 

@@ -68,7 +68,7 @@ def next_run_dir(env: str, algorithm: str, root: str | os.PathLike[str] = "runs"
     """Create the next free `root/<env>-<algorithm>-<NNN>`, which no other process gets, and return its path.
 
     Raises:
-        ConfigError: `root` is no path.
+        ConfigError: `root` is not a path.
         NotWrittenError: The folder cannot be made.
     """
     words = (
@@ -118,7 +118,7 @@ class JSONL(Tracker):
         path: The file; its folder is created.
 
     Raises:
-        ConfigError: It is no path.
+        ConfigError: It is not a path.
         NotWrittenError: The folder cannot be made.
     """
 
@@ -245,7 +245,7 @@ class Run:
         name: The folder's name.
 
     Raises:
-        ConfigError: It is no run folder, or its `config.json` is damaged.
+        ConfigError: It is not a run folder, or its `config.json` is damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -1,6 +1,6 @@
 """Results in Weights & Biases and in MLflow, by their packages wandb and mlflow; the tags are as in TensorBoard.
 
-Calls of a service are made in a thread beside the training, which does not wait for a service that went away. The run
+A separate thread calls the service, so training does not wait for a service that does not answer. The run
 folder remembers the run of a service, and a resumed run continues it.
 """
 
@@ -35,7 +35,7 @@ from menv.tracking.tracker import NewVideos, Tracker
 _log = logging.getLogger("menv.tracking")
 
 _MOST_CALLS = 1000
-"""Calls that wait for a service; those that do not fit are left out."""
+"""Calls that wait for a service; further calls are left out."""
 _PAUSE_S = 30.0
 """Seconds without a call after an error."""
 _LAST_S, _HURRY_S = 60.0, 5.0
@@ -79,7 +79,7 @@ class _Calls:
             missing = self._added - self._made
             if missing:
                 _log.warning(
-                    "%s: not sent: %s (%s), expected a service that answers; see its logs", self._name,
+                    "%s: not sent: %s (%s), expected a service that responds; see its logs", self._name,
                     ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in missing.items()),
                     _in_words(self._error),
                 )  # fmt: skip
@@ -105,9 +105,7 @@ class _Calls:
         except Exception as error:
             self._error = error
             if not self._warned and not self._closing.is_set():
-                _log.warning(
-                    "%s: %s; training continues without it for a while", self._name, _in_words(error)
-                )
+                _log.warning("%s: %s; training continues without it for now", self._name, _in_words(error))
             self._warned = True
 
 
@@ -276,7 +274,7 @@ class WeightsAndBiases(_Service):
             known["settings"] = {"x_disable_meta": True}
         self._run = self._client.init(project=self._name, name=name, **known)
         self._run.config.update(settings, allow_val_change=True)
-        # W&B drops what is logged at a step of its own axis that has passed, such as the first steps of a resumed run.
+        # W&B drops values that are logged at an earlier step of its axis, such as the first steps of a resumed run.
         self._run.define_metric(_STEPS)
         self._run.define_metric("*", step_metric=_STEPS)
         return str(self._run.id)
@@ -293,7 +291,7 @@ class WeightsAndBiases(_Service):
         self._run.finish(exit_code=0 if error is None else 1)
 
     def _give_up(self) -> None:
-        # W&B waits at the exit for its own process, which goes on without this one. It has no switch for that.
+        # W&B waits at the exit for its own process, which outlives this one. It has no switch for that.
         with suppress(Exception):
             self._client.setup()._connection._proc = None
 

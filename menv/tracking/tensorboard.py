@@ -38,7 +38,7 @@ class TensorBoard(Tracker):
         videos: A folder of recorded episodes.
 
     Raises:
-        ConfigError: One of them is no path.
+        ConfigError: One of them is not a path.
     """
 
     holds_signals = True

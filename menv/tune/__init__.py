@@ -41,12 +41,12 @@ def trainable(algorithm: type[Algorithm], env: Any = None) -> type[tune.Trainabl
     trial, as population based training does, the algorithm is built with the new settings and restored.
 
     Args:
-        algorithm: `PPO`, `DQN`, `QMIX` or your own subclass of `Algorithm`.
+        algorithm: `PPO`, another one of menv, or your own subclass of `Algorithm`.
         env: The environment, as for the algorithm; None uses the `env` of each trial's config. Environments that are
             registered when this is called exist in the trials too.
 
     Raises:
-        ConfigError: `algorithm` is no algorithm.
+        ConfigError: `algorithm` is not an algorithm.
     """
     if not (isinstance(algorithm, type) and hasattr(algorithm, "recipe")):
         raise ConfigError(

@@ -21,6 +21,7 @@ from menv.env_calls import close_env
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, EnvFault, MenvError
 from menv.registry import import_first, is_known, make_env
+from menv.wrappers.team import as_team
 
 SAME, ANOTHER, NONE = "same fault", "another fault", "no fault, differs"
 
@@ -31,7 +32,7 @@ class ReplayReport:
 
     Attributes:
         verdict: `SAME`, `ANOTHER` or `NONE`.
-        env_steps: Env steps that were taken.
+        env_steps: Env steps that were replayed.
         text: The whole report.
     """
 
@@ -59,7 +60,7 @@ def replay(
         modules: Modules, or paths of .py files, to import first.
 
     Raises:
-        ConfigError: The file is no capsule of this version, or the environment is unknown here.
+        ConfigError: The file is not a capsule of this version, or the environment is unknown here.
     """
     capsule = read_capsule(path)
     import_first(modules, "replay: module")
@@ -88,6 +89,9 @@ class _Replay:
     def run(self, env: Any, context: EnvContext) -> ReplayReport:
         """Create the environment and replay in it."""
         created = make_env(env, context)
+        # The agents of a capsule may be groups that the run has formed.
+        grouped = self._actions.keys().isdisjoint(getattr(created, "possible_agents", None) or self._actions)
+        created = as_team(created, None, grouped=grouped)
         try:
             base_env = to_local_base_env(
                 created, seed=self._capsule.seed, first_index=self._capsule.env_index,
@@ -95,7 +99,7 @@ class _Replay:
             )  # fmt: skip
             if not isinstance(base_env, LocalEnvs):
                 raise ConfigError(
-                    f"capsule: {type(created).__name__} is no environment that menv steps one by one, expected the "
+                    f"capsule: {type(created).__name__} is not an environment that menv steps one by one, expected the "
                     "gymnasium.Env or MultiAgentEnv of the capsule; name it with --env"
                 )
             try:

@@ -17,11 +17,11 @@ import numpy as np
 
 from menv.adapters.adapter import Adapter
 from menv.adapters.convert import to_local_base_env
-from menv.algorithms.algorithm import check_packages
 from menv.algorithms.config.read_config import override, read_config
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.ppo import PPORecipe
 from menv.algorithms.training.network_group_builder import build_groups
+from menv.algorithms.training.torch_threads import check_packages
 from menv.base_env import SINGLE_AGENT, AgentId, Column
 from menv.checking.values import same
 from menv.env_context import EnvContext
@@ -38,7 +38,7 @@ from menv.sampling.sampler import Sampler
 from menv.vector_env import VectorEnv
 from menv.workers.engine import EngineName
 from menv.workers.engines import make_engine, ray_runs
-from menv.workers.pipe_channel import UnsendableError
+from menv.workers.messages import UnsendableError
 from menv.workers.registered_envs import known_here
 
 SINGLE, MULTI, WHOLE = "single_agent", "multi_agent", "whole"
@@ -71,8 +71,8 @@ class Task:
         try:
             if base_env.external:
                 raise ConfigError(
-                    f"verify_backends: {type(first).__name__} is an external environment, expected one "
-                    "that is stepped; compare digests of results instead"
+                    f"verify_backends: {type(first).__name__} is an external environment, expected an environment that "
+                    "menv steps; compare digests of results instead"
                 )
             kind = env_kind(first)
             self.kind: str = kind if kind in _COPIES else WHOLE
@@ -240,7 +240,7 @@ _HASH_SEEDS = ("1", "2")
 def play_in_workers(task: Task, engine_name: EngineName) -> RunRecord:
     """Play a task in two processes, or one for a vectorised environment; UnsendableError if none can create it."""
     engine, record = make_engine(engine_name), RunRecord()
-    known, samplers = known_here(task.env, task.settings), 1 if task.kind == WHOLE else min(2, task.num_envs)
+    known, samplers = known_here(task.env), 1 if task.kind == WHOLE else min(2, task.num_envs)
     try:
         with _other_hashes():
             workers = [

@@ -18,7 +18,7 @@ from menv.env_calls import close_unused
 from menv.errors import ConfigError, ContractError
 from menv.registry import env_kind, wrapped_if_foreign
 from menv.workers.engine import Engine, EngineName
-from menv.workers.pipe_channel import dumps, loads
+from menv.workers.messages import dumps, loads
 from menv.workers.registered_envs import RemoteEnvSpec, remote_creator
 from menv.workers.remote_envs import RemoteEnvs
 
@@ -36,7 +36,6 @@ def to_base_env(
     first_index: int = 0,
     env_timeout: float | None = None,
     engine: EngineName | Engine | None = None,
-    remote_envs_per_process: int = 1,
     strict: bool = False,
 ) -> Adapter:
     """Return `env` and its copies as one `BaseEnv`.
@@ -60,7 +59,6 @@ def to_base_env(
         first_index: Index of sub-environment 0 among the sub-environments of all workers.
         env_timeout: Seconds after which a remote sub-environment that does not answer is given up; None waits forever.
         engine: "process" or "ray", or an engine that nothing else uses; None chooses Ray where it is installed.
-        remote_envs_per_process: Number of sub-environments that share a process, where they step one after the other.
         strict: Whether the tables of a custom BaseEnv are searched for contradictions, as `check_env` does.
 
     Raises:
@@ -69,7 +67,7 @@ def to_base_env(
         ContractError: A copy of a gymnasium.Env declares spaces of another kind or shape than `env`; or, with
             `remote_envs`, an agent id does not equal its copy from another process.
     """
-    _check(remote_envs, remote_env_batch_wait_ms, env_timeout, remote_envs_per_process)
+    _check(remote_envs, remote_env_batch_wait_ms, env_timeout)
     env = wrapped_if_foreign(env)
     if not remote_envs:
         make_env = same_spaces(make_env, env) if callable(make_env) else make_env
@@ -82,8 +80,7 @@ def to_base_env(
     tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None
     found = RemoteEnvs(
         same_spaces(make, env), num_envs, _engine(engine), like=env, batch_wait_ms=remote_env_batch_wait_ms,
-        env_timeout=env_timeout, per_process=remote_envs_per_process, tolerated=tolerated, seed=seed,
-        first_index=first_index,
+        env_timeout=env_timeout, tolerated=tolerated, seed=seed, first_index=first_index,
     )  # fmt: skip
     close_unused(env)
     return found
@@ -132,17 +129,13 @@ def _check_agents(env: object) -> None:
             )
 
 
-def _check(remote: bool, wait_ms: float, timeout: float | None, per_process: int) -> None:
+def _check(remote: bool, wait_ms: float, timeout: float | None) -> None:
     if not _is_number(wait_ms) or wait_ms < 0:
         raise ConfigError(
             f"remote_env_batch_wait_ms: {wait_ms!r}, expected milliseconds, 0 or more; 0 returns the ready ones"
         )
     if timeout is not None and (not _is_number(timeout) or timeout <= 0):
         raise ConfigError(f"env_timeout: {timeout!r}, expected seconds, more than 0; None waits for ever")
-    if isinstance(per_process, bool) or not isinstance(per_process, int) or per_process < 1:
-        raise ConfigError(
-            f"remote_envs_per_process: {per_process!r}, expected an integer, 1 or more; leave it out"
-        )
     if remote:
         return
     for name, given in (("remote_env_batch_wait_ms", wait_ms), ("env_timeout", timeout)):

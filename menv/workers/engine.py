@@ -10,7 +10,6 @@ can travel, too: a driver and the workers that it started trust each other, and 
 
 from __future__ import annotations
 
-import signal
 import traceback
 import warnings
 from abc import ABC, abstractmethod
@@ -18,11 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, TypeVarTuple
 
-from menv.errors import EnvFaultWarning, MenvError, in_words
-from menv.workers.pipe_channel import dumps, loads
-
-BREAK = signal.SIGUSR1
-"""Tells a process to break off the call that it is answering, if that call allows it."""
+from menv.errors import EnvFaultWarning, MenvError, WorkerLostError, in_words
+from menv.workers.messages import dumps, loads
+from menv.workers.watchdog import FATAL
 
 EngineName: TypeAlias = Literal["process", "ray"]
 
@@ -70,10 +67,6 @@ class RemoteActor(ABC):
         gone.
         """
 
-    def signal(self) -> bool:
-        """Send `BREAK` to its process, if it can break off a call; return whether it was sent."""
-        return False
-
     @abstractmethod
     def kill(self) -> None:
         """End its process at once, with all its requests. May be called more than once."""
@@ -109,6 +102,30 @@ class Engine(ABC):
 
         Warns of killed actors that had no request, and of objects whose `stop` raised.
         """
+
+
+_LINES, _LONGEST, _LONGEST_LAST = 20, 500, 160
+_STDERR_FOLLOWS = "; the last lines of its stderr:\n"
+
+
+def lost(head: str, stderr: Sequence[str]) -> WorkerLostError:
+    """Return the error for a lost process, with the last lines of its stderr."""
+    # Its stack may be longer.
+    fatal = [line for line in stderr[:-_LINES] if line.startswith(FATAL)]
+    last = [line[:_LONGEST] for line in (*fatal[-1:], *stderr[-_LINES:])]
+    return WorkerLostError(
+        head + (_STDERR_FOLLOWS + "\n".join(last) if last else "; it wrote nothing to stderr")
+    )
+
+
+def in_a_line(error: str) -> str:
+    """Return the message of `lost` as one line, with what Python died of, or else the last line of stderr."""
+    head, _, stderr = error.partition(_STDERR_FOLLOWS)
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    # Stacks and names of modules follow it.
+    fatal = [line for line in lines if line.startswith(FATAL)]
+    said = f"; its stderr: {[*lines, *fatal][-1][:_LONGEST_LAST]}" if lines else ""
+    return " ".join(head.split()) + said
 
 
 def warn_of_slow_end(whose: str, grace: float) -> None:

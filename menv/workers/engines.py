@@ -17,7 +17,7 @@ def make_engine(
     """Return an engine; None chooses Ray where it is installed, and processes elsewhere.
 
     `cpus` is what each Ray actor takes of a cluster's CPUs, 0 for actors that mostly wait. `patience` is the number of
-    seconds that an actor may wait for room; None is 300 where a node may be added, and 10 on one machine.
+    seconds that an actor may wait for room; None is 60.
     """
     check_system()
     if name == "process":

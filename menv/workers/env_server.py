@@ -1,14 +1,15 @@
-"""Sub-environments in another process: a local adapter of a few of them, whose methods the driver requests.
+"""A sub-environment in another process: a local adapter of it, whose methods the driver requests.
 
 An engine creates an `EnvServer` there, and a `RemoteEnvServer` in the driver sends it requests. Stepping, resetting,
-seeding and the handling of crashes are the same as in the driver, because the same adapter does them. Observations and
-actions travel as few arrays (`pack_stack`).
+seeding, the handling of crashes and the checks of answers are the same as in the driver, because the same adapter does
+them. Observations and actions travel as few arrays (`pack_stack`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,94 +17,57 @@ from menv import rng
 from menv.adapters.convert import to_local_base_env
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.poll_events import PollEvents
-from menv.base_env import (
-    AgentId,
-    End,
-    EpisodeEnd,
-    FloatArray,
-    IntArray,
-    Join,
-    Ready,
-    SharedInfo,
-    Unclaimed,
-)  # fmt: skip
+from menv.base_env import AgentId, FloatArray, IntArray, Ready
 from menv.env_calls import call_method
 from menv.errors import ConfigError, EnvFault, MenvError
+from menv.workers.watchdog import Watchdog, creation_limit, limited
 
 
 class ServerUpdate(NamedTuple):
-    """The answer to a step: a `Ready` in the form in which it travels.
+    """What a poll of a server's adapter returned, with the numbers that sub-environment and slots have in the driver.
 
-    `slots` are [R], None if the last update had the same. `obs` holds R packed observations, `rewards` is [R],
-    `env_steps` is [k], `infos` is None where all are empty. `held` are rewards that wait for their agent's next row, by
-    sub-environment and agent. `events` is everything else, None where nothing has happened, and `starts` [k] are the
-    env steps at the last resets, as far as they have changed. `paused` is the adapter's.
-
-    Sub-environments have their numbers among all servers of a `RemoteEnvs`; slots are the server's.
+    `slots` are [R], None if the last update had the same. `obs` holds R packed observations, `rewards` is [R], `infos`
+    is None where all are empty. `held` are rewards that wait for their agent's next row. `events` is everything else,
+    None where nothing has happened, and `start` is the env step at the last reset. `paused` is the adapter's.
     """
 
     slots: IntArray | None
     obs: Any
     rewards: FloatArray
-    env_steps: IntArray
+    env_steps: int
     infos: Sequence[Mapping[str, Any]] | None
-    held: Mapping[int, Mapping[AgentId, float]]
+    held: Mapping[AgentId, float]
     events: PollEvents | None
-    starts: Sequence[int]
-    paused: bool = False
-
-
-Numbered = TypeVar("Numbered", Join, EpisodeEnd, Unclaimed)
-Named = TypeVar("Named", End, SharedInfo)
-
-
-def renumbered(ready: Ready, offset: int) -> PollEvents | None:
-    """Return the events of a `Ready` with `offset` added to the numbers of sub-environments."""
-    events = (ready.joined, ready.ended, ready.episodes, ready.unclaimed, ready.faults, ready.shared_infos)
-    if not any(events):
-        return None
-
-    def numbered(entries: Sequence[Numbered]) -> list[Numbered]:
-        return [one._replace(env_id=(now := one.env_index + offset), env_index=now) for one in entries]
-
-    def named(entries: Sequence[Named]) -> list[Named]:
-        return [one._replace(env_id=int(one.env_id) + offset) for one in entries]  # type: ignore[call-overload]
-
-    return PollEvents(
-        named(ready.ended), numbered(ready.unclaimed), numbered(ready.episodes), numbered(ready.joined),
-        [_renumber_fault(one, offset) for one in ready.faults], named(ready.shared_infos),
-    )  # fmt: skip
-
-
-def _renumber_fault(fault: EnvFault, offset: int) -> EnvFault:
-    index, where = fault.env_index + offset, f" in {fault.where} of env "
-    message, _, place = fault.line.rpartition(f"{where}{fault.env_id}")
-    return fault._replace(env_id=index, env_index=index, line=f"{message}{where}{index}{place}")
+    start: int
+    paused: bool
 
 
 class EnvServer:
-    """The k sub-environments of a `RemoteEnvs` that live in this process, beginning at number `first`.
+    """Sub-environment `index` of the `count` of a `RemoteEnvs`: its slots are `index`, `index + count` and so on.
 
-    `make_env` takes numbers among all servers. `tolerated` is the number of crashes in a row that do not end the run;
-    None never re-creates a sub-environment.
+    `tolerated` is the number of crashes in a row that do not end the run; None never re-creates it. The process ends
+    when a call takes longer than `env_timeout`; None waits forever.
     """
 
     def __init__(
         self,
         make_env: Callable[[int], Any],
-        first: int,
-        size: int,
+        index: int,
+        count: int,
         seed: int | None,
         first_index: int,
         tolerated: int | None,
+        env_timeout: float | None,
     ) -> None:
-        self._first = first
-        self._seed = None if seed is None else rng.key(seed, first_index + first)
+        self._index = index
+        self._count = count
+        self._seed = None if seed is None else rng.key(seed, first_index + index)
         if self._seed is not None:
             rng.seed_process(self._seed)
-        env = make_env(first)
+        with limited(creation_limit(env_timeout)):
+            env = make_env(index)
         base_env = to_local_base_env(
-            env, lambda index: make_env(first + index), size, seed=seed, first_index=first_index + first,
+            env, lambda _: make_env(index), seed=seed, first_index=first_index + index,
             restart_failed_sub_environments=tolerated is not None,
             num_consecutive_env_failures_tolerance=tolerated or 0,
         )  # fmt: skip
@@ -114,98 +78,114 @@ class EnvServer:
             )
         self._envs = base_env
         self._slots: IntArray | None = None
-        self._has_begun = False
+        self._calls = 0
+        self._guard = Watchdog(env_timeout, lambda: self._calls + int(base_env.env_steps[0]))
 
-    def begin(self, env_steps: Mapping[int, int]) -> ServerUpdate:
-        """Begin episodes in sub-environments, each at its count of env steps; see `LocalEnvs.begin_at`."""
-        self._has_begun, self._slots = True, None
+    def begin(self, env_steps: int) -> ServerUpdate:
+        """Begin an episode at a count of env steps; see `LocalEnvs.begin_at`."""
+        self._slots = None
         if self._seed is not None:
             # A replacement must not repeat the random numbers of the lost process.
-            rng.seed_process(self._seed, *env_steps.values())
-        return self._update_after(lambda: self._envs.begin_at(env_steps))
+            rng.seed_process(self._seed, env_steps)
+        with self._called():
+            self._envs.begin_at({0: env_steps})
+        return self._update()
 
-    def step(self, slots: IntArray | None, actions: Any, pauses_at_ends: bool) -> ServerUpdate:
-        """Send packed actions for slots, None for all rows of the last update, and return the next update."""
-        slots = self._slots if slots is None else slots
+    def step(self, actions: Any, pauses_at_ends: bool) -> ServerUpdate:
+        """Send packed actions for the rows of the last update, and return the next update."""
+        with self._called():
+            self._envs.send_actions(self._slots, unpack_stack(actions))
+        return self.poll(pauses_at_ends)
+
+    def poll(self, pauses_at_ends: bool) -> ServerUpdate:
+        """Return the next update, or the rest of one that has paused."""
         self._envs.pauses_at_ends = pauses_at_ends
-        return self._update_after(lambda: self._envs.send_actions(slots, unpack_stack(actions)))
+        return self._update()
 
-    def resume_poll(self) -> ServerUpdate:
-        """Return the rest of a poll that has paused."""
-        return self._update_after(lambda: None)
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any, ServerUpdate | None]:
+        """Reset the sub-environment; return `(obs, infos)` by agent, and the update.
 
-    def reset(
-        self, place: int, seed: int | None, options: dict[str, Any] | None
-    ) -> tuple[Any, Any, ServerUpdate]:
-        """Reset a sub-environment; return `(obs, infos)` by agent, and the update."""
-        found: list[Any] = []
-        update = self._update_after(
-            lambda: found.extend(self._envs.try_reset(place, seed=seed, options=options))
-        )
-        return found[0][place], found[1][place], update
+        There is none where the episode has just begun: its rows wait already.
+        """
+        with self._called():
+            obs, infos = self._envs.try_reset(0, seed=seed, options=options)
+        before, update = self._slots, self._update()
+        if not len(update.rewards):
+            self._slots = before
+            return obs[0], infos[0], None
+        return obs[0], infos[0], update
 
-    def restart(self, place: int) -> ServerUpdate | None:
-        """Re-create a sub-environment; without an update if no episode has begun."""
-        if not self._has_begun:
-            self._envs.try_restart(place)
-            return None
-        return self._update_after(lambda: self._envs.try_restart(place))
+    def restart(self, has_begun: bool) -> ServerUpdate | None:
+        """Re-create the sub-environment; without an update if no episode has begun."""
+        with self._called():
+            self._envs.try_restart(0)
+        return self._update() if has_begun else None
 
-    def render(self, place: int) -> Any:
-        """Render a sub-environment."""
-        return self._envs.try_render(place)
+    def render(self) -> Any:
+        """Render the sub-environment."""
+        with self._called():
+            return self._envs.try_render(0)
 
-    def call(self, place: int, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a method of a sub-environment."""
-        env = self._envs.get_sub_environments()[place]
-        return call_method(env, method, self._first + place, args)
+    def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Call a method of the sub-environment."""
+        with self._called():
+            return call_method(self._envs.get_sub_environments()[0], method, self._index, args)
 
     def stop(self) -> None:
-        """Close all sub-environments."""
-        try:
+        """Close the sub-environment."""
+        with self._called():
             self._envs.stop()
-        except MenvError as error:
-            self._renumber(error)
-            raise
 
-    def _update_after(self, act: Callable[[], Any]) -> ServerUpdate:
-        try:
-            act()
+    def _update(self) -> ServerUpdate:
+        with self._called():
             ready = self._envs.poll()
-        except MenvError as error:
-            self._renumber(error)
-            raise
-        slots = None if ready.slots is self._slots else ready.slots
+        slots = None if ready.slots is self._slots else ready.slots * self._count + self._index
         self._slots = ready.slots
-        envs, first = self._envs, self._first
-        events = renumbered(ready, first)
-        starts = [] if events is None else [envs.episode_start(place) for place in range(envs.num_envs)]
-        held = {int(place) + first: rewards for place, rewards in envs.held_rewards().items()}  # type: ignore[call-overload]
+        envs = self._envs
         infos = ready.infos if ready.infos is not None and any(ready.infos) else None
         return ServerUpdate(
-            slots,
-            pack_stack(ready.obs),
-            ready.rewards,
-            ready.env_steps,
-            infos,
-            held,
-            events,
-            starts,
-            envs.paused,
+            slots, pack_stack(ready.obs), ready.rewards, int(ready.env_steps[0]), infos,
+            envs.held_rewards().get(0, {}), self._events(ready), envs.episode_start(0), envs.paused,
+        )  # fmt: skip
+
+    def _events(self, ready: Ready) -> PollEvents | None:
+        """Return the events of a `Ready` with the driver's numbers; None without any."""
+        events = (ready.ended, ready.unclaimed, ready.episodes, ready.joined, ready.shared_infos)
+        if not any(events) and not ready.faults:
+            return None
+        ended, unclaimed, episodes, joined, infos = ([*map(self._renumbered, entries)] for entries in events)
+        faults = [self._renumbered_fault(fault) for fault in ready.faults]
+        return PollEvents(ended, unclaimed, episodes, joined, faults, infos)
+
+    def _renumbered(self, entry: Any) -> Any:
+        changes = {"env_id": self._index}
+        if "env_index" in entry._fields:
+            changes["env_index"] = self._index
+        if "slot" in entry._fields:
+            changes["slot"] = entry.slot * self._count + self._index
+        return entry._replace(**changes)
+
+    def _renumbered_fault(self, fault: EnvFault) -> EnvFault:
+        where = f" in {fault.where} of env "
+        message, _, place = fault.line.rpartition(f"{where}0")
+        return fault._replace(
+            env_id=self._index, env_index=self._index, line=f"{message}{where}{self._index}{place}"
         )
 
-    def _renumber(self, error: MenvError) -> None:
-        """Replace the number of a sub-environment in a message by its number among all servers."""
-        if error._fault is not None:
-            error._fault = _renumber_fault(error._fault, self._first)
-        for place in range(self._envs.num_envs):
-            prefix = f"env {place} "
-            if error.args and str(error.args[0]).startswith(prefix):
-                error.args = (
-                    f"env {self._first + place} {str(error.args[0])[len(prefix) :]}",
-                    *error.args[1:],
-                )
-                return
+    @contextmanager
+    def _called(self) -> Iterator[None]:
+        """Watch a call of the sub-environment, and replace its number in the message of an error by the driver's."""
+        self._calls += 1
+        try:
+            with self._guard:
+                yield
+        except MenvError as error:
+            if error._fault is not None:
+                error._fault = self._renumbered_fault(error._fault)
+            if error.args:
+                # Only the first one is menv's; later ones may be of what an environment said.
+                error.args = (str(error.args[0]).replace("env 0", f"env {self._index}", 1), *error.args[1:])
+            raise
 
 
 class ValueStack(NamedTuple):

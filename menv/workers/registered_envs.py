@@ -1,30 +1,25 @@
 """Sends the registered environments of this process to other processes.
 
 A creator of environments may ask for any registered name, so all names travel that other processes do not have.
-Creators are unpickled when they are used, since that may import a lot. Creators of megabytes travel only if something
-else names them; they would fill the memory of every worker.
+Creators are unpickled when they are used, since that may import a lot.
 """
 
 from __future__ import annotations
 
 import copy
-import marshal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import FunctionType
 from typing import Any
 
 import gymnasium as gym
 
 from menv.env_context import EnvContext
-from menv.errors import ConfigError
-from menv.registry import RegisteredEnv, make_env, named_creator
-from menv.workers.pipe_channel import UnsendableError, can_be_pickled, dumps, pack, unpack
+from menv.registry import RegisteredEnv, make_env
+from menv.workers.messages import UnsendableError, can_be_pickled, pack, unpack
 from menv.workers.worker_process import set_log_level
+from menv.wrappers.team import as_team
 
 _BUILT_IN = "gymnasium."
-_LARGE = 4 << 20
-"""Size in bytes from which a creator travels only if it is named."""
 
 
 class PickledCreator:
@@ -32,16 +27,6 @@ class PickledCreator:
 
     def __init__(self, creator: Callable[..., Any]) -> None:
         self._parts = [bytes(part) for part in pack(creator)]
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return sum(map(len, self._parts))
-
-    @property
-    def pickled(self) -> bytes:
-        """The pickle, without its arrays."""
-        return self._parts[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return unpack(self._parts)(*args, **kwargs)
@@ -53,67 +38,16 @@ class PickledCreator:
         return getattr(unpack(self._parts), name)
 
 
-def _refuse_unsent(name: str, size: int, _context: object) -> Any:
-    """Stand for a creator that was too large to send."""
-    raise ConfigError(
-        f"env {name!r}: its creator holds {size / 1e6:.0f} MB and was not sent to this process, "
-        "because nothing that was names it, expected less; load inside the creator what it needs, or name it in "
-        "env_config"
-    )
-
-
-def known_here(env: object, settings: object = None) -> RegisteredEnv:
-    """Return what `env` means here, and all other names that can travel.
-
-    `settings` is what the other process creates environments with; names in it may be asked for.
-    """
+def known_here(env: object) -> RegisteredEnv:
+    """Return what `env` means here, and all other names that can travel."""
     own, every = RegisteredEnv.of(env), RegisteredEnv.everything()
-    others = {name: creator for name, creator in every.creators.items() if name not in own.creators}
-    pickled_creators = {
-        name: one for name, creator in others.items() if (one := _pickled_creator(creator)) is not None
+    creators: dict[str, Callable[..., Any]] = {
+        name: one
+        for name, creator in every.creators.items()
+        if name not in own.creators and (one := _pickled_creator(creator)) is not None
     }
     specs = {name: _light(spec) for name, spec in every.gym_specs.items() if not _is_built_in(spec)}
-    large = {name for name, one in pickled_creators.items() if one.size > _LARGE}
-    if large:
-        creator = named_creator(env) if isinstance(env, str) else env
-        small = [others[name] for name in pickled_creators.keys() - large]
-        sent = [_pickled((env, own, settings)), *map(_code_of, [creator, *small])]
-        large -= _named(
-            large,
-            [*sent, *(pickled_creators[name].pickled for name in pickled_creators.keys() - large)],
-            pickled_creators,
-        )
-    creators: dict[str, Callable[..., Any]] = {
-        name: partial(_refuse_unsent, name, one.size) if name in large else one
-        for name, one in pickled_creators.items()
-    }
     return RegisteredEnv({**creators, **own.creators}, {**_sendable(specs), **own.gym_specs})
-
-
-def _named(
-    large: Iterable[str], sent: list[bytes], pickled_creators: Mapping[str, PickledCreator]
-) -> set[str]:
-    """Return the names that occur in the sent pickles, or in the creators named there."""
-    named: set[str] = set()
-    while more := {name for name in large if name not in named and any(name.encode() in one for one in sent)}:
-        named |= more
-        sent = [pickled_creators[name].pickled for name in more]
-    return named
-
-
-def _pickled(value: object) -> bytes:
-    try:
-        return dumps(value, lambda _buffer: None)
-    except Exception:
-        # Sending it raises a better error.
-        return b""
-
-
-def _code_of(creator: object) -> bytes:
-    """Return the code of a function or of a class's methods, which other processes import."""
-    kinds = creator.__mro__ if isinstance(creator, type) else ()
-    parts = [creator, *(part for kind in kinds for part in vars(kind).values())]
-    return b"".join(marshal.dumps(part.__code__) for part in parts if isinstance(part, FunctionType))
 
 
 def _pickled_creator(creator: Callable[..., Any]) -> PickledCreator | None:
@@ -147,19 +81,28 @@ def _sendable(specs: Mapping[str, Any]) -> Mapping[str, Any]:
 class RemoteEnvSpec:
     """Creates sub-environments in another process, with the names that are registered here.
 
-    `context` is that of all of them except for `vector_index`.
+    `context` is that of all of them except for `vector_index`, and `team` are arguments of `as_team`.
     """
 
-    def __init__(self, env: Any, context: EnvContext, log_level: str | None = None) -> None:
+    def __init__(
+        self,
+        env: Any,
+        context: EnvContext,
+        log_level: str | None = None,
+        *,
+        team: Mapping[str, Any],
+    ) -> None:
         self._env = env
+        self._team = team
         self._context = context
         self._log_level = log_level
-        self._known = known_here(env, context)
+        self._known = known_here(env)
 
     def __call__(self, vector_index: int) -> Any:
         set_log_level(self._log_level)
         self._known.register()
-        return make_env(self._env, self._context.copy_with_overrides(vector_index=vector_index, remote=True))
+        context = self._context.copy_with_overrides(vector_index=vector_index, remote=True)
+        return as_team(make_env(self._env, context), **self._team)
 
 
 def remote_creator(make_env: Callable[[int], Any]) -> Callable[[int], Any]:

@@ -1,25 +1,28 @@
 """`RemoteEnvs`: sub-environments in other processes, as one `BaseEnv` that is polled as they finish.
 
-`menv.workers.convert` creates it. It sends requests to `EnvServer`s through an engine, combines their updates, and
-replaces a lost server at the cost of its episodes. The local adapters in the servers handle rows, rewards and seeds.
+`menv.workers.convert` creates it. It sends requests to the `EnvServer` of each through an engine, combines their
+updates, and replaces a lost server at the cost of its episode. The local adapters in the servers handle rows, rewards
+and seeds. Server i of n numbers its slots i, i + n, i + 2n and so on, so that no number changes on the way.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from menv.adapters.adapter import Adapter
 from menv.adapters.local_envs import TOLERATED, CrashLog
+from menv.adapters.poll_events import PollEvents
 from menv.adapters.validation import (
     by_sub_environment,
     check_answers,
-    nested_answers,
     possible_agents,
+    stray_answers,
     wrong_count,
 )
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId, IntArray, MultiEnvDict, Ready
@@ -32,27 +35,19 @@ from menv.errors import (
     first_clause,
 )
 from menv.registry import env_kind
-from menv.workers.engine import Engine, T, Ts
-from menv.workers.env_server import EnvServer, ServerUpdate, pack_stack
-from menv.workers.process_engine import in_a_line
-from menv.workers.remote_env_server import (
-    CombinedPoll,
-    LossReason,
-    RemoteEnvServer,
-    RemoteLayout,
-    combined_ready,
-)
-from menv.workers.watchdog import RunningClock, creation_limit
+from menv.workers.engine import Engine, T, Ts, in_a_line
+from menv.workers.env_server import EnvServer, ServerUpdate
+from menv.workers.remote_env_server import Delivery, LossReason, RemoteEnvServer, append_events
 
 _LONGEST = 360
+_NO_INFO: Mapping[str, Any] = {}
 
 
 class RemoteEnvs(Adapter):
     """Sub-environments in processes of an engine; `on_created` receives `RemoteEnv` handles.
 
-    Lost servers are replaced with fresh seeds, a few times. Lost episodes whose rows the sampler still holds are
-    reported when these are answered. No exception of a running server is kept, since a traceback keeps the variables of
-    its callers alive.
+    Lost servers are replaced with fresh seeds, a few times. No exception of a running server is kept, since a traceback
+    keeps the variables of its callers alive.
     """
 
     can_restart = events_have_order = True
@@ -66,7 +61,6 @@ class RemoteEnvs(Adapter):
         like: Any,
         batch_wait_ms: float = 0,
         env_timeout: float | None = None,
-        per_process: int = 1,
         tolerated: int | None = TOLERATED,
         seed: int | None = None,
         first_index: int = 0,
@@ -74,10 +68,9 @@ class RemoteEnvs(Adapter):
         """Start the servers, without waiting for them.
 
         `make_env` is pickled. `engine` is stopped with this object. `like` is an environment of the same kind that only
-        provides spaces and agents. `batch_wait_ms` is how long a poll waits for more servers once one has answered,
-        `per_process` the number of sub-environments in a process, and `tolerated` the number of crashes in a row that
-        do not end the run; None never re-creates a sub-environment. `first_index` is the index of sub-environment 0 of
-        all workers.
+        provides spaces and agents. `batch_wait_ms` is how long a poll waits for more servers once one has answered, and
+        `tolerated` the number of crashes in a row that do not end the run; None never re-creates a sub-environment.
+        `first_index` is the index of sub-environment 0 of all workers.
         """
         self.observation_space = getattr(like, "observation_space", None)
         self.action_space = getattr(like, "action_space", None)
@@ -90,21 +83,19 @@ class RemoteEnvs(Adapter):
         )
         self._make_env, self._engine = make_env, engine
         self._batch_wait_ms, self._env_timeout = batch_wait_ms, env_timeout
-        self._per_process, self._tolerated = per_process, tolerated
+        self._tolerated = tolerated
         self.seed, self.first_index = seed, first_index
         self._handles = [RemoteEnv(self, index) for index in range(num_envs)]
         self._started = self._stopped = False
-        self._delivered = CombinedPoll((), ())
-        # Slots of rows that were delivered and not answered, by sub-environment.
-        self._waiting: dict[int, IntArray] = {}
-        # Type and message of the last loss, by the server's first sub-environment.
+        self._agents: set[AgentId] = set()
+        # The servers with rows in the last poll and their slots, all these slots, and whether none was answered.
+        self._parts: list[tuple[RemoteEnvServer, IntArray]] = []
+        self._slots: IntArray = np.zeros(0, np.int64)
+        self._unanswered = False
+        # Type and message of the last loss, by index.
         self._last_loss: dict[int, tuple[str, str]] = {}
         self._crashes = CrashLog(tolerated=tolerated, creator=True)
-        self._clock = RunningClock(env_timeout)
-        self._servers = [
-            RemoteEnvServer(first, min(per_process, num_envs - first), self.seats, self._clock)
-            for first in range(0, num_envs, per_process)
-        ]
+        self._servers = [RemoteEnvServer(index) for index in range(num_envs)]
         for server in self._servers:
             self._start_process(server)
 
@@ -112,35 +103,27 @@ class RemoteEnvs(Adapter):
         """Return the rows of servers that have answered; the first poll waits for all."""
         self._check_running("poll")
         if self.paused:
-            self._resume_polls()
+            self._poll_paused()
         elif self._started:
             self._gather(timeout)
         else:
             self._start()
         self.paused = self.pauses_at_ends and any(server.paused for server in self._servers)
-        ready, self._delivered = combined_ready(self._servers, self.env_steps, self._delivered, self.seats)
-        for _, layout in self._delivered.parts:
-            self._waiting.update(layout.by_env)
-        return ready
+        return self._deliver()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         self._check_running("send_actions")
-        if actions is None:
-            self._answer_nested(nested_answers(slots))
-            return
-        if len(actions) != len(slots):
+        if actions is not None and len(actions) != len(slots):
             raise wrong_count(len(actions), len(slots))
-        delivered = self._delivered
-        if slots is delivered.slots and delivered.is_unanswered(self._waiting):
-            start = 0
-            for server, layout in delivered.parts:
-                stop = start + len(layout.slots)
-                self._answer(server, layout, actions[start:stop])
-                start = stop
+        if actions is None or slots is not self._slots or not self._unanswered:
+            self._answer_some(by_sub_environment(slots, actions, self.seats))
             return
-        by_env = by_sub_environment(slots, actions, self.seats)
-        actions_by_env = {self.index_of(env_id): answers for env_id, answers in by_env.items()}
-        self._answer_some(actions_by_env, self._waiting)
+        self._unanswered = False
+        start = 0
+        for server, own in self._parts:
+            stop = start + len(own)
+            server.act(actions[start:stop], self.pauses_at_ends)
+            start = stop
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -157,10 +140,9 @@ class RemoteEnvs(Adapter):
     def try_restart(self, env_id: EnvId | None = None) -> None:
         self._check_running("try_restart")
         for index in self.indices(env_id):
-            server = self._server_of(index)
-            self._drop_lost_episode(server, index)
-            self._settle(server)
-            server.ask("update" if self._started else "value", EnvServer.restart, index - server.first)
+            server = self._ready_for_reset(index)
+            kind, begun = ("update", True) if self._started else ("value", False)
+            server.ask(kind, EnvServer.restart, begun)  # type: ignore[arg-type]
             # A process that ends meanwhile is replaced anyway.
             with suppress(WorkerLostError):
                 self._wait_for(server)
@@ -172,7 +154,7 @@ class RemoteEnvs(Adapter):
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the environment lists and those seen so far."""
-        return {*(self.possible_agents or ()), *(agent for _, agent in self.seats)}
+        return {*(self.possible_agents or ()), *self._agents}
 
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
         """Call a method of one sub-environment in its process; arguments and result are pickled.
@@ -187,7 +169,7 @@ class RemoteEnvs(Adapter):
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row, as of the last updates."""
-        return {index: dict(rewards) for server in self._servers for index, rewards in server.held.items()}
+        return {server.index: dict(server.held) for server in self._servers if server.held}
 
     def stop(self) -> None:
         """Close every sub-environment and end the processes."""
@@ -206,29 +188,25 @@ class RemoteEnvs(Adapter):
 
     def episode_start(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""
-        return self._server_of(index).start_of(index)
+        return self._servers[index].start
 
     def start_from(self, env_steps: IntArray) -> None:
         """Begin new episodes in all servers at the same time; see `Adapter.start_from`."""
-        self._started, self.paused = True, False
+        self._started, self.paused, self._unanswered = True, False, False
         for server in self._servers:
             # Earlier requests are answered first.
-            server.ignore_answers()
             self._settle(server)
-        self._waiting.clear()
-        self._delivered = CombinedPoll((), ())
         self.env_steps[:] = env_steps
-        self.seats.clear()
         for server in self._servers:
-            server.start_from(env_steps)
+            server.begin_at(int(env_steps[server.index]))
         for server in self._servers:
             self._settle(server)
 
-    def _resume_polls(self) -> None:
+    def _poll_paused(self) -> None:
         """Let the servers that paused reset their sub-environments, and wait for these rows."""
         paused = [server for server in self._servers if server.paused]
         for server in paused:
-            server.ask("update", EnvServer.resume_poll)
+            server.ask("update", EnvServer.poll, self.pauses_at_ends)
         for server in paused:
             self._settle(server)
 
@@ -237,88 +215,92 @@ class RemoteEnvs(Adapter):
             return
         self._started = True
         for server in self._servers:
-            server.begin(server.indices, 0)
+            server.begin(0)
         for server in self._servers:
             self._settle(server)
 
-    def _answer(self, server: RemoteEnvServer, layout: RemoteLayout, actions: object) -> None:
-        last = layout is server.layout and not server.asked
-        own = None if last else layout.own
-        server.ask("update", EnvServer.step, own, pack_stack(actions), self.pauses_at_ends)
-        for index in layout.by_env:
-            del self._waiting[index]
+    def _deliver(self) -> Ready:
+        """Return the rows and events of all servers, in the order of the sub-environments.
 
-    def _answer_nested(self, answers: Mapping[EnvId, Mapping[AgentId, Any]]) -> None:
-        undelivered = {
-            index: slots for server in self._servers for index, slots in server.undelivered.shown().items()
-        }
-        actions_by_env = {self.index_of(env_id): dict(by_agent) for env_id, by_agent in answers.items()}
-        self._answer_some(actions_by_env, {**self._waiting, **undelivered})
-
-    def _answer_some(
-        self, by_env: Mapping[int, Mapping[AgentId, Any]], waiting: Mapping[int, IntArray]
-    ) -> None:
-        rows: dict[int, list[int]] = {}
-        for index, answers in by_env.items():
-            slots = waiting[index].tolist() if index in waiting else []
-            agents = [self.seats[slot][1] for slot in slots]
-            if set(answers) != set(agents):
-                check_answers(index, agents, answers)
-            if answers:
-                rows[index] = slots
+        While the same agents wait, `slots` stays the same array.
+        """
+        events = PollEvents()
+        rows: list[Delivery] = []
+        parts: list[tuple[RemoteEnvServer, IntArray]] = []
         for server in self._servers:
-            indices_here = [index for index in rows if server.first <= index < server.first + server.size]
-            lost = [index for index in indices_here if index in server.held_back]
-            if lost:
-                # The loss of these episodes was held back.
-                self._report_lost(server, lost)
-            slots = [slot for index in indices_here if index not in lost for slot in rows[index]]
-            if slots:
-                server.undelivered.drop(set(slots))
-                actions = [by_env[self._env_of(slot)][self.seats[slot][1]] for slot in slots]
-                own = server.own_slots(slots)
-                server.ask("update", EnvServer.step, own, pack_stack(actions), self.pauses_at_ends)
-            for index in indices_here:
-                self._waiting.pop(index, None)
+            if server.undelivered:
+                found = server.deliver()
+                self.env_steps[server.index] = found.env_steps
+                append_events(events, found.events)
+                if len(found.slots):
+                    rows.append(found)
+                    parts.append((server, found.slots))
+        for join in events.joined:
+            while join.slot >= len(self.seats):
+                self.seats.append((0, ""))
+            self.seats[join.slot] = (join.env_id, join.agent_id)
+            self._agents.add(join.agent_id)
+        if len(parts) != len(self._parts) or any(
+            new is not old for (_, new), (_, old) in zip(parts, self._parts, strict=True)
+        ):
+            self._slots = np.concatenate([np.zeros(0, np.int64), *(own for _, own in parts)])
+        self._parts, self._unanswered = parts, True
+        infos: list[Mapping[str, Any]] = [_NO_INFO] * len(self._slots)
+        if any(one.infos is not None for one in rows):
+            infos = list(chain.from_iterable([one.infos or [_NO_INFO] * len(one.obs) for one in rows]))
+        return Ready(
+            self._slots, list(chain.from_iterable([one.obs for one in rows])),
+            np.concatenate([one.rewards for one in rows]) if rows else np.zeros(0), self.env_steps, events.joined,
+            events.ended, events.episodes, events.unclaimed, infos, {}, self.seats, (), events.faults,
+            events.shared_infos,
+        )  # fmt: skip
 
-    def _request(self, method: Callable[[EnvServer, int, *Ts], T], env_id: EnvId, *args: *Ts) -> T:
+    def _answer_some(self, answers: Mapping[EnvId, Mapping[AgentId, Any]]) -> None:
+        """Send the actions of some sub-environments, whose servers check them, and let these step."""
+        self._unanswered = False
+        by_index = {self.index_of(env_id): by_agent for env_id, by_agent in answers.items() if by_agent}
+        waiting = [server.index for server in self._servers if server.agents or server.is_stale]
+        if stray := sorted(by_index.keys() - {*waiting}):
+            raise stray_answers(stray, waiting)
+        for index, by_agent in by_index.items():
+            agents = self._servers[index].agents
+            if agents:
+                check_answers(index, agents, by_agent)
+        for index, by_agent in by_index.items():
+            server = self._servers[index]
+            server.act([by_agent[agent] for agent in server.agents], self.pauses_at_ends)
+
+    def _request(self, method: Callable[[EnvServer, *Ts], T], env_id: EnvId, *args: *Ts) -> T:
         self._check_running(method.__name__)
-        index = self.index_of(env_id)
-        server = self._server_of(index)
+        server = self._servers[self.index_of(env_id)]
         self._settle(server)
-        server.ask("value", method, index - server.first, *args)
+        server.ask("value", method, *args)
         answer: T = self._wait_for(server)
         return answer
 
     def _reset(self, index: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
         """Reset a sub-environment, in another process if its own is lost; return `(obs, infos)` by agent."""
-        server = self._server_of(index)
         while True:
-            self._drop_lost_episode(server, index)
-            self._settle(server)
-            server.ask("value", EnvServer.reset, index - server.first, seed, options)
+            server = self._ready_for_reset(index)
+            server.ask("value", EnvServer.reset, seed, options)
             try:
                 obs, infos, update = self._wait_for(server)
             except WorkerLostError:
                 continue
-            self._take(server, update)
+            if update is not None:
+                self._take(server, update, shown=True)
             return obs, infos
 
-    def _drop_lost_episode(self, server: RemoteEnvServer, index: int) -> None:
-        """End a lost episode that was held back; its rows will not be answered."""
-        if index in server.held_back:
-            self._waiting.pop(index, None)
-            self._report_lost(server, [index], withdrawn=False)
-
-    def _server_of(self, index: int) -> RemoteEnvServer:
-        return self._servers[index // self._per_process]
+    def _ready_for_reset(self, index: int) -> RemoteEnvServer:
+        """Return the server of a sub-environment whose rows will not be answered."""
+        server = self._servers[index]
+        self._settle(server)
+        self._unanswered = False
+        return server
 
     def _tell_created(self, index: int) -> None:
         if self.on_created is not None:
             self.on_created(index, self._handles[index])
-
-    def _env_of(self, slot: int) -> int:
-        return self.index_of(self.seats[slot][0])
 
     def _check_running(self, what: str) -> None:
         if self._stopped:
@@ -343,45 +325,35 @@ class RemoteEnvs(Adapter):
         return [server for server in self._servers if server.asked]
 
     def _has_undelivered(self) -> bool:
-        return any(not server.undelivered.empty for server in self._servers)
+        return any(server.undelivered for server in self._servers)
 
     def _take_answers(self, timeout: float | None) -> None:
         """Receive available answers; wait for the first one within the time limits."""
         busy = self._busy()
         if not busy:
             return
-        ready = self._engine.wait([server.actor for server in busy], self._time_left(busy, timeout))
+        ready = self._engine.wait([server.actor for server in busy], timeout)
         for server in busy:
             if not server.asked:
                 # A callback for another server has called a method of this one and received the answers.
                 continue
             if server.actor in ready:
                 self._take_answer(server)
-            elif self._overdue(server):
-                self._lost(server, self._give_up(server))
 
     def _settle(self, server: RemoteEnvServer) -> None:
         """Receive all answers of a server."""
         self._revive(server)
         while server.asked:
-            self._receive_next(server)
+            self._take_answer(server)
 
     def _wait_for(self, server: RemoteEnvServer) -> Any:
         """Return the answer to a server's last request; WorkerLostError if the server was replaced meanwhile."""
         actor, value = server.actor, None
         while server.asked:
-            value = self._receive_next(server)
+            value = self._take_answer(server)
             if server.actor is not actor:
-                raise WorkerLostError(self._last_loss[server.first][1])
+                raise WorkerLostError(self._last_loss[server.index][1])
         return value
-
-    def _receive_next(self, server: RemoteEnvServer) -> Any:
-        while True:
-            if self._engine.wait([server.actor], self._time_left([server], None)):
-                return self._take_answer(server)
-            if self._overdue(server):
-                self._lost(server, self._give_up(server))
-                return None
 
     def _take_answer(self, server: RemoteEnvServer) -> Any:
         try:
@@ -391,42 +363,37 @@ class RemoteEnvs(Adapter):
             return None
         except Exception as error:
             if not self._handle_failed_start(server, error):
-                if server.answered() == "created":
+                if server.asked.popleft() == "created":
                     server.end()
                 raise
             return None
-        kind = server.answered()
+        kind = server.asked.popleft()
         if kind in ("update", "begun"):
             self._take(server, answer)
         return answer
 
-    def _take(self, server: RemoteEnvServer, update: ServerUpdate) -> None:
+    def _take(self, server: RemoteEnvServer, update: ServerUpdate, *, shown: bool = False) -> None:
         """Apply an update."""
-        server.take(update)
-        if update.events is None:
-            return
-        for episode in update.events.episodes:
-            # After a manual reset, its rows may be unanswered.
-            self._waiting.pop(episode.env_index, None)
-            if not episode.faulty:
-                self._crashes.finished(server.first)
-        for fault in update.events.faults:
-            self._tell_created(fault.env_index)
+        server.take(update, shown=shown)
+        if update.events is not None:
+            if not all(episode.faulty for episode in update.events.episodes):
+                self._crashes.finished(server.index)
+            for fault in update.events.faults:
+                self._tell_created(fault.env_index)
 
     def _lost(self, server: RemoteEnvServer, error: WorkerLostError, *, counts: bool = True) -> None:
         """Replace a lost server; an interruption of this process is not its fault."""
         self._check_not_stopped()
-        created = self._replace(server, error, counts=counts)
+        self._replace(server, error, counts=counts)
         self._check_not_stopped()
-        for index in created:
-            self._tell_created(index)
+        self._tell_created(server.index)
 
     def _revive(self, server: RemoteEnvServer) -> None:
         """Start a process for a server that was given up or is out of step, when the run continues after the error."""
         if server.ended:
             self._check_not_stopped()
-            for index in self._restart(server):
-                self._tell_created(index)
+            self._restart(server)
+            self._tell_created(server.index)
         elif server.is_out_of_step:
             what = "let go of, because this process was interrupted in the midst of a question"
             self._lost(server, WorkerLostError(f"{server.actor.label}: {what}"), counts=False)
@@ -442,121 +409,65 @@ class RemoteEnvs(Adapter):
     def _start_process(self, server: RemoteEnvServer) -> None:
         server.attach(
             self._engine.start(
-                EnvServer, self._make_env, server.first, server.size, self.seed, self.first_index, self._tolerated,
-                label=f"process of {server.name}",
+                EnvServer, self._make_env, server.index, self.num_envs, self.seed, self.first_index, self._tolerated,
+                self._env_timeout,
+                label=f"process of env {server.index}",
             )
         )  # fmt: skip
 
-    def _replace(self, server: RemoteEnvServer, error: Exception, *, counts: bool = True) -> Collection[int]:
-        """Replace the process of a lost server; return the sub-environments that are re-created.
+    def _replace(self, server: RemoteEnvServer, error: Exception, *, counts: bool = True) -> None:
+        """Replace the process of a lost server.
 
         Raises EnvCrashError if the server must not be replaced again; `counts` says whether the loss counts for that.
         """
-        self._last_loss[server.first] = type(error).__name__, str(error)
-        over = self._running_episodes(server) if server.has_reported else []
+        self._last_loss[server.index] = type(error).__name__, str(error)
+        plays = server.plays
         try:
             if counts:
-                self._count_loss(server, error, over)
+                self._count_loss(server, error, plays)
         except EnvCrashError:
             # If the run continues or is saved, it begins in another process.
             server.end()
             raise
         finally:
-            for index in [index for index in over if index in self._waiting]:
-                server.hold_back(index)
-                over.remove(index)
-            server.end_episodes(over, self._reason(server))
-        return self._restart(server)
+            if plays:
+                server.lose(self._reason(server))
+        self._restart(server)
 
-    def _restart(self, server: RemoteEnvServer) -> Collection[int]:
-        """Start a process and begin its episodes, except the unreported lost ones; return the re-created indices."""
+    def _restart(self, server: RemoteEnvServer) -> None:
+        """Start a process and begin its episodes."""
         with suppress(Exception):
             server.actor.kill()
         self._start_process(server)
-        server.begin(
-            [index for index in server.indices if index not in server.held_back], int(server.has_reported)
-        )
-        return server.indices
+        server.begin(int(server.has_reported))
 
     def _handle_failed_start(self, server: RemoteEnvServer, error: Exception) -> bool:
         """Replace a server whose replacement failed to begin; return False if the error must be raised."""
-        if not server.has_reported or server.asked[0][0] not in ("created", "begun"):
+        if not server.has_reported or server.asked[0] not in ("created", "begun"):
             return False
         if isinstance(error, ContractError | ConfigError):
             return False
         self._replace(server, error)
         return True
 
-    def _report_lost(
-        self, server: RemoteEnvServer, indices: Collection[int], *, withdrawn: bool = True
-    ) -> None:
-        """Report lost episodes as ended, and begin the next ones."""
-        server.end_episodes(indices, self._reason(server), withdrawn=withdrawn)
-        server.begin(indices, 1)
-
-    def _time_left(self, servers: Sequence[RemoteEnvServer], timeout: float | None) -> float | None:
-        """Return how long to wait before looking whether a server is overdue, at most `timeout`."""
-        limits_left = [
-            server.since + limit for server in servers if (limit := self._limit(server)) is not None
-        ]
-        if not limits_left:
-            return timeout
-        until = min(max(0.0, min(limits_left) - self._clock.now()), self._clock.longest)
-        return until if timeout is None else min(until, timeout)
-
-    def _overdue(self, server: RemoteEnvServer) -> bool:
-        """Return whether a server has exceeded its time limit."""
-        limit = self._limit(server)
-        return limit is not None and self._clock.now() - server.since >= limit
-
-    def _give_up(self, server: RemoteEnvServer) -> WorkerLostError:
-        """Kill the process of a hanging server, and return the error for it."""
-        limit, pid = self._limit(server), server.actor.pid
-        server.actor.kill()
-        what = (
-            f"not created within {limit:g} s; fix what it waits for, or raise env_timeout"
-            if server.asked[0][0] == "created"
-            else f"no answer for {limit:g} s, expected one within env_timeout={self._env_timeout:g}; "
-            "it was ended"
-        )
-        error = WorkerLostError(f"{server.actor.label} (pid {pid}): {what}")
-        try:
-            server.actor.answer()
-        except WorkerLostError as stderr_tail:
-            error.__cause__ = stderr_tail
-        return error
-
-    def _limit(self, server: RemoteEnvServer) -> float | None:
-        each = self._env_timeout
-        if each is None:
-            return None
-        return creation_limit(each) if server.asked[0][0] == "created" else each * server.size
-
-    def _running_episodes(self, server: RemoteEnvServer) -> list[int]:
-        return [
-            index
-            for index in server.indices
-            if index not in server.beginning and index not in server.held_back
-        ]
-
     def _reason(self, server: RemoteEnvServer) -> LossReason:
-        kind, message = self._last_loss[server.first]
+        kind, message = self._last_loss[server.index]
         return LossReason(f"{kind}: {in_a_line(message)[:_LONGEST].rstrip()}", kind, message)
 
-    def _count_loss(self, server: RemoteEnvServer, error: Exception, over: Sequence[int]) -> None:
-        """Count a loss of the episodes `over`; raise EnvCrashError if the limit is exceeded."""
+    def _count_loss(self, server: RemoteEnvServer, error: Exception, plays: bool) -> None:
+        """Count a loss; raise EnvCrashError if the limit is exceeded."""
+        reason, steps = self._reason(server), server.env_steps
         if not server.has_reported:
             crash = EnvCrashError(
-                f"{server.name} reset, env step {int(server.env_steps.max())}: {_head(error)}, expected a "
+                f"env {server.index} reset, env step {steps}: {_head(error)}, expected a "
                 "sub-environment that can be created and reset in another process; what it wrote last is above"
             )
-            crash._fault = server.fault(server.first, self._reason(server), "reset")
+            crash._fault = server.fault(reason, "reset")
             raise crash from error
-        # Without episodes a replacement failed.
-        where = f"{server.name} {'step' if over else 'reset'}, env step {int(server.env_steps.max())}"
-        steps = max((int(server.env_steps[i - server.first]) - server.start_of(i) for i in over), default=0)
-        fault = server.fault(over[0] if over else server.first, self._reason(server))
-        self._crashes.note(server.first, f"{where}: {_head(error)}", error, steps, fault)
+        # Where no episode runs, a replacement failed.
+        where = f"env {server.index} {'step' if plays else 'reset'}, env step {steps}"
+        taken = server.episode_steps if plays else 0
+        self._crashes.note(server.index, f"{where}: {_head(error)}", error, taken, server.fault(reason))
 
 
 def _head(error: Exception) -> str:
@@ -581,14 +492,9 @@ class RemoteEnv:
     if not TYPE_CHECKING:  # type checkers should report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            """Say how the methods of the environment are called.
-
-            Raises:
-                AttributeError: Always; what this object has does not come here.
-            """
             raise AttributeError(
-                f"RemoteEnv: no attribute {name!r}, expected call or index, because the environment lives elsewhere; "
-                f"write call({name!r}, ...) for a method of it, and let a method return what else you read",
+                f"RemoteEnv: no attribute {name!r}, expected call or index, because the environment is in another "
+                f"process; write call({name!r}, ...) for a method of it, and let a method return what else you read",
                 name=name,
                 obj=self,
             )

@@ -2,8 +2,9 @@
 
 `menv.algorithms.rollouts` uses one with an `env_timeout`, and limits the creation of environments. Python cannot
 interrupt an environment that hangs and may keep every thread waiting, so a second small process counts the seconds
-without a sign of life. It lets `faulthandler` write the stack of every thread to stderr and ends the process; the
-driver shows that. Where all processes are paused, as with the lid of a laptop or `docker pause`, it does not count.
+without a sign of life. It writes why, lets `faulthandler` write the stack of every thread to stderr, and ends the
+process; the driver shows that. Where all processes are paused, as with the lid of a laptop or `docker pause`, it does
+not count.
 """
 
 from __future__ import annotations
@@ -11,55 +12,21 @@ from __future__ import annotations
 import faulthandler
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
-from pathlib import PurePath
 from types import TracebackType
 
 CREATION_S = 60.0
 """Smallest time limit of the creation of environments, imports included."""
-_STDERR = 2
-_FIRST = "Timeout ("
 FATAL = "Fatal Python error"
-_NO_TIMER = (FATAL, "Current thread ", "Stack (")
-"""First words of `faulthandler` reports that no timer caused."""
-_THREAD = "(most recent call first)"
-_FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
-
-
-def where_it_hung(stderr: str) -> str | None:
-    """Return where a watchdog ended a process, such as "step (world.py:41)"; None if its stderr shows no watchdog."""
-    # With faulthandler.enable() or PYTHONFAULTHANDLER, a crash writes stacks, too.
-    no_timer = any(line.startswith(_NO_TIMER) for line in stderr.splitlines())
-    if _FIRST not in stderr and (no_timer or _THREAD not in stderr):
-        return None
-    # The main thread comes last; its first frame is the innermost.
-    frame = _FRAME.search(stderr.rpartition(_THREAD)[2])
-    if frame is not None:
-        return f"{frame[3]} ({PurePath(frame[1]).name}:{frame[2]})"
-    # Stacks are written while threads run, which may crash Python.
-    return "a place that could not be written down" if _FIRST in stderr else None
-
-
-def last_of(lines: Sequence[str], most: int) -> Sequence[str]:
-    """Return at most `most` of the last lines of a stderr, beginning at the last stack if it is cut.
-
-    The line above the stacks, which gives the reason, is kept.
-    """
-    start = max(0, len(lines) - most)
-    stacks = [place for place, line in enumerate(lines) if _THREAD in line]
-    if stacks and stacks[-1] < start:
-        start = stacks[-1]
-    why = [line for line in lines[:start] if stacks and line.startswith((_FIRST, FATAL))][-1:]
-    return [*why, *lines[start : start + most - len(why)]]
+"""How the line begins that says why a process ends; stacks follow it."""
+_STDERR = 2
 
 
 def creation_limit(env_timeout: float | None) -> float | None:
@@ -73,7 +40,9 @@ def limited(seconds: float | None) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    watcher = _Watcher(seconds)
+    watcher = _Watcher(
+        seconds, f"an environment was not created within {seconds:g} s; fix it, or raise env_timeout"
+    )
     try:
         yield
     finally:
@@ -90,7 +59,9 @@ class Watchdog:
         self._progress = progress
         self._watches = False
         if seconds is not None:
-            args = (weakref.ref(self), _Watcher(seconds))
+            # Progress is counted in env steps; callbacks and policies run between them.
+            late = f"an environment, or a callback or policy beside it, did not return for env_timeout={seconds:g} s"
+            args = (weakref.ref(self), _Watcher(seconds, late))
             threading.Thread(target=_show_life, args=args, name="menv watchdog", daemon=True).start()
 
     def __enter__(self) -> None:
@@ -118,38 +89,20 @@ def _show_life(watchdog: weakref.ref[Watchdog], watcher: _Watcher) -> None:
     watcher.close()
 
 
-class RunningClock:
-    """Counts the seconds for one who looks at least once in `longest` seconds while it waits.
-
-    A pause of this process, or a time in which no call waits, counts as `longest`, a part of `env_timeout`.
-    """
-
-    def __init__(self, env_timeout: float | None) -> None:
-        self.longest = min(1.0, (env_timeout or math.inf) / 4)
-        self._seen, self._now = time.monotonic(), 0.0
-
-    def now(self) -> float:
-        """Return the seconds."""
-        moment = time.monotonic()
-        self._now += min(moment - self._seen, self.longest)
-        self._seen = moment
-        return self._now
-
-
 class _Watcher:
     """The process that ends this one after `seconds` without a sign of life, counted in ticks of at most a second.
 
     A pause of both is one tick, however long it lasts.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, words: str) -> None:
         ticks = max(3, math.ceil(seconds))
         self.tick = seconds / ticks
         faulthandler.register(_DUMP, file=_STDERR)
         # One tick more: a sign of life may come a tick after the progress that it is for.
-        words = [os.getpid(), ticks + 1, self.tick, int(_DUMP), f"{_FIRST}{timedelta(seconds=seconds)})!"]
+        args = [os.getpid(), ticks + 1, self.tick, int(_DUMP), f"{FATAL}: {words}"]
         self._process = subprocess.Popen(
-            [sys.executable, "-ISc", _WATCH, *map(str, words)], stdin=subprocess.PIPE, stderr=_STDERR, bufsize=0,
+            [sys.executable, "-ISc", _WATCH, *map(str, args)], stdin=subprocess.PIPE, stderr=_STDERR, bufsize=0,
             # Outside of the group of this process, which may be frozen or ended as a whole.
             process_group=0,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any
 
 from menv.errors import in_words
 from menv.workers.engine import CapturedError
-from menv.workers.pipe_channel import (
+from menv.workers.messages import (
     Parts,
     UnsendableError,
     pack,
@@ -140,7 +140,7 @@ def _read(end: socket.socket, requests: SimpleQueue[Parts | None], driver: int) 
     (PR_SET_PDEATHSIG), but does so when the thread ends that started it, and no environment would be closed.
     """
     try:
-        with suppress(EOFError):
+        with suppress(OSError, EOFError):
             while True:
                 requests.put(receive_parts(end))
     finally:

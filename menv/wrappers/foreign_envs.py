@@ -1,6 +1,6 @@
-"""Environments of PettingZoo and OpenSpiel by name, and the wrapper that each needs.
+"""Environments of other libraries by name, such as PettingZoo, OpenSpiel and Jumanji, and the wrapper that each needs.
 
-`menv.registry` asks for them; nothing of either library is imported before.
+`menv.registry` asks for them; nothing of these libraries is imported before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import re
 import site
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +18,14 @@ from typing import Any, Final
 from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv
 from menv.registry import EnvCreator, unknown_name
+from menv.wrappers import jaxmarl_env, jumanji_env, pgx_env
 from menv.wrappers.open_spiel_env import OpenSpielEnv
 from menv.wrappers.pettingzoo_base import kind_of
 from menv.wrappers.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
+from menv.wrappers.vmas_env import VmasEnv
 
 _OWN_PACKAGES: Final[Mapping[str, str]] = {"mpe": "mpe2", "magent": "magent2.environments"}
-"""Families of PettingZoo that moved into a package of their own."""
+"""Families of PettingZoo that moved into a separate package."""
 
 
 def wrapped(env: object) -> MultiAgentEnv:
@@ -38,23 +40,27 @@ def wrapped(env: object) -> MultiAgentEnv:
 
 
 def creator_of(name: str, library: str, inner: str) -> EnvCreator:
-    """Return the creator of `inner` in `library`, of which `name` is made up.
+    """Return the creator of `inner` in `library`; `name` is both, with a colon between them.
 
     Raises:
         UnknownNameError: There is no such environment, or what it needs is not installed.
     """
+    if library in _ON_ARRAYS:
+        return _on_arrays(name, library, inner)
     return _pettingzoo(name, inner) if library == "pettingzoo" else _open_spiel(name, inner)
 
 
 def is_installed(name: str) -> bool:
     """Return whether a file may name this environment: it imports installed packages alone, and reads no file.
 
-    A folder beside the program may have the name of a library that is not installed. Some games of OpenSpiel read
+    A folder next to the program may have the name of a library that is not installed. Some games of OpenSpiel read
     files, and parameters in a name are an expression.
     """
     library, _, inner = name.partition(":")
     if library == "pettingzoo":
         return _is_in_site_packages(_package_of(inner)) and inner in pettingzoo_names()
+    if library in _ON_ARRAYS:
+        return _is_in_site_packages(library) and inner in NAMES[library]()
     if not _is_in_site_packages("pyspiel") or inner not in open_spiel_names():
         return False
     import pyspiel
@@ -159,7 +165,40 @@ def open_spiel_names() -> list[str]:
     return sorted(pyspiel.registered_names())
 
 
+def _on_arrays(name: str, library: str, inner: str) -> EnvCreator:
+    wrapper, title, package = _ON_ARRAYS[library]
+    if find_spec(library) is None:
+        raise unknown_name(name, f"{title} is not installed", advice=f"run pip install {package}")
+    known = NAMES[library]()
+    if inner not in known:
+        raise unknown_name(name, f"{title} has no such environment of several agents", inner, known)
+    return functools.partial(_with_keywords, functools.partial(wrapper, inner))
+
+
+def vmas_names() -> list[str]:
+    """Return the scenarios of VMAS, [] if it is not installed; only files are looked for."""
+    folder = _folder("vmas.scenarios")
+    return [] if folder is None else sorted({path.stem for path in folder.rglob("[!_]*.py")})
+
+
+def _if_installed(library: str, names: Sequence[str]) -> list[str]:
+    return [] if find_spec(library) is None else list(names)
+
+
+_ON_ARRAYS: Final[Mapping[str, tuple[Callable[..., Any], str, str]]] = {
+    "jaxmarl": (jaxmarl_env.JaxMarlEnv, "JaxMARL", "'menv-rl[jax]'"),
+    "jumanji": (jumanji_env.JumanjiEnv, "Jumanji", "'menv-rl[jax]'"),
+    "pgx": (pgx_env.PgxEnv, "Pgx", "'menv-rl[jax]'"),
+    "vmas": (VmasEnv, "VMAS", "vmas"),
+}
+"""Libraries whose worlds step as arrays: wrapper, name, and what brings it."""
+
 NAMES: Final[Mapping[str, Callable[[], list[str]]]] = {
-    "pettingzoo": pettingzoo_names, "openspiel": open_spiel_names,
-}  # fmt: skip
+    "pettingzoo": pettingzoo_names,
+    "openspiel": open_spiel_names,
+    "jaxmarl": functools.partial(_if_installed, "jaxmarl", jaxmarl_env.NAMES),
+    "jumanji": functools.partial(_if_installed, "jumanji", jumanji_env.NAMES),
+    "pgx": functools.partial(_if_installed, "pgx", pgx_env.NAMES),
+    "vmas": vmas_names,
+}
 """What lists the environments of each library."""

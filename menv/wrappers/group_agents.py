@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 
 from menv.base_env import ALL, COMMON, AgentId
-from menv.env_calls import as_flag, as_reward
+from menv.env_calls import as_flag, as_reward, state_row
 from menv.episode import MEMBER_REWARDS
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
@@ -42,8 +44,10 @@ class AgentGroup:
         members: Sequence[AgentId],
         space: gym.spaces.Tuple[Any],
         action_space: gym.spaces.Tuple[Any],
+        state: Callable[[], Any] | None,
     ) -> None:
         self.group_id = group_id
+        self._state = state
         self.members = tuple(members)
         self.space, self.action_space = space, action_space
         self.begin()
@@ -112,7 +116,7 @@ class AgentGroup:
         if self.acting and idle:
             raise ContractError(
                 f"GroupAgentsWrapper: group {self.group_id!r} has observations for {_listed(self.acting)} and none for "
-                f"{_listed(sorted(idle, key=repr))}, expected them for all living members at the same time; group "
+                f"{_listed(sorted(idle, key=repr))}, expected one for each living member; group "
                 "only agents that act at the same time"
             )
 
@@ -145,6 +149,8 @@ class AgentGroup:
         self.alive, self._has_ended = True, False
         absent = {place for place, member in enumerate(self.members) if self._is_absent(member, obs, cut)}
         parts = [self._member_obs(place, obs, place in absent) for place in range(len(self.members))]
+        if self._state is not None:
+            parts.append(self._state())
         out[0][self.group_id] = GroupObs.of(parts, absent) if absent else tuple(parts)
         out[4][self.group_id] = self._info(list(self.acting))
         self._individual_rewards, self._individual_infos = {}, {}
@@ -168,8 +174,8 @@ class AgentGroup:
         self._individual_rewards, self._individual_infos = {}, {}
 
     def _is_absent(self, member: AgentId, obs: AgentDict, cut: bool | None) -> bool:
-        # `cut` is None while the group goes on. Members that end together with it have final observations; but values
-        # behind a truncation are of members that have not terminated.
+        # `cut` is None while the group continues. Members that end together with it have final observations; but values
+        # after a truncation are values of members that have not terminated.
         is_over = member in self._ended and (cut is None or (cut and not self._ended[member]))
         return member not in obs or is_over
 
@@ -270,18 +276,22 @@ class GroupAgentsWrapper(MultiAgentEnv):
     def __init__(
         self,
         env: MultiAgentEnv,
-        groups: Mapping[Any, Sequence[Any]],
+        groups: Mapping[Any, Sequence[Any]] | None = None,
         obs_space: GroupSpaces = None,
         act_space: GroupSpaces = None,
+        *,
+        state: gym.Space[Any] | None = None,
     ) -> None:
         """Group the agents of `env`.
 
         Args:
             env: The environment; it is stepped through this wrapper only.
-            groups: Member ids by group id, which becomes an agent id.
+            groups: Member ids by group id, which becomes an agent id; None groups the `possible_agents` with equal
+                spaces.
             obs_space: Tuple space of the groups' observations: one for all groups, or a dict or Dict space by group
                 id. Missing spaces are built from the members' own spaces.
             act_space: The same for the actions.
+            state: Space of `state_row`, which groups then observe behind their members.
 
         Raises:
             ConfigError: A member is unknown or listed twice, a group is empty or has the id of an agent, a space does
@@ -291,12 +301,17 @@ class GroupAgentsWrapper(MultiAgentEnv):
         super().__init__()
         if isinstance(env, GroupAgentsWrapper):
             raise ConfigError(
-                "with_agent_groups: the environment has groups already, expected one of single agents; list all groups "
-                "in one call"
+                "with_agent_groups: the environment has groups already, expected an environment without groups; list "
+                "all groups in one call"
             )
         self.env = env
         known = list(dict.fromkeys([*env.possible_agents, *sorted(env.get_agent_ids(), key=repr)]))
-        self.groups = _checked_groups(groups, known)
+        if groups is None:
+            spaces = (
+                (env.get_observation_space(one), env.get_action_space(one)) for one in env.possible_agents
+            )
+            groups = alike(dict(zip(env.possible_agents, spaces, strict=True)))
+        self.groups = checked_groups(groups, known)
         self._group_of = {member: group for group, members in self.groups.items() for member in members}
         alone = [agent for agent in known if agent not in self._group_of]
         self.possible_agents = [*self.groups, *alone]
@@ -311,7 +326,10 @@ class GroupAgentsWrapper(MultiAgentEnv):
         for group, members in self.groups.items():
             space: Any = self.observation_spaces[group]
             actions: Any = self.action_spaces[group]
-            self._groups[group] = AgentGroup(group, members, space, actions)
+            if state is not None:
+                space = self.observation_spaces[group] = gym.spaces.Tuple([*space.spaces, state])
+            seen = None if state is None else partial(state_row, env)
+            self._groups[group] = AgentGroup(group, members, space, actions, seen)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -330,7 +348,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
 
         Raises:
             ContractError: The number of a group's actions is wrong, or the group does not act; only some
-                of a group's living members must act; a member's reward is no number.
+                of a group's living members must act; a member's reward is not a number.
         """
         actions: AgentDict = {}
         for agent, action in action_dict.items():
@@ -347,6 +365,9 @@ class GroupAgentsWrapper(MultiAgentEnv):
         if not _is_well_formed(result):
             return result
         return self._group(result)
+
+    def state(self) -> Any:
+        return self.env.state()
 
     def render(self) -> Any:
         return self.env.render()
@@ -406,9 +427,28 @@ def _own_space(env: MultiAgentEnv, kind: str, agent: AgentId) -> gym.Space[Any]:
     return env.get_observation_space(agent) if kind == "observation" else env.get_action_space(agent)
 
 
-def _checked_groups(
+def alike(spaces: Mapping[AgentId, Any]) -> dict[AgentId, list[AgentId]]:
+    """Return the agents with equal `spaces` as groups: "team", or several with the names of agents without numbers."""
+    found: list[tuple[Any, list[AgentId]]] = []
+    for agent, own in spaces.items():
+        members = next((members for other, members in found if other == own), None)
+        if members is None:
+            found.append((own, [agent]))
+        else:
+            members.append(agent)
+    groups: dict[AgentId, list[AgentId]] = {}
+    for _, members in found:
+        name = re.sub(r"[\W_]*\d+$", "", str(members[0])) if len(found) > 1 else "team"
+        while not name or name in groups or name in spaces:
+            name = f"{name}_team"
+        groups[name] = members
+    return groups
+
+
+def checked_groups(
     groups: Mapping[Any, Sequence[Any]], known: Sequence[AgentId]
 ) -> dict[AgentId, list[AgentId]]:
+    """Return the groups of `known` agents; ConfigError if they are none."""
     if not isinstance(groups, Mapping) or not groups:
         raise ConfigError(
             f"with_agent_groups: the groups are {type(groups).__name__} {groups!s:.40}, expected a dict that is not "

@@ -92,7 +92,7 @@ class LegacyGym(gym.Env[Any, Any]):
             render_mode: Passed to its `render` as `mode`; None calls `render()`.
 
         Raises:
-            ConfigError: `env` is no environment, or has no spaces that gymnasium knows.
+            ConfigError: `env` is not an environment, or has no spaces that gymnasium knows.
         """
         self.env = env
         self.observation_space = _space(env, "observation_space")
@@ -264,8 +264,8 @@ def _takes(reset: Any, keyword: str) -> bool:
 def _checked_step(env: object, result: object, four: str) -> Any:
     if not isinstance(result, tuple | list) or len(result) not in (4, 5):
         raise ContractError(
-            f"{type(env).__name__}.step: returned {how_many(result)}, expected the four of the old API ({four}) or the "
-            "five of the present one; fix its step"
+            f"{type(env).__name__}.step: returned {how_many(result)}, expected the four values of the old API ({four}) "
+            "or the five of the current one; fix its step"
         )
     return tuple(result)
 

@@ -26,7 +26,7 @@ class MultiAgentGym(MultiAgentEnv):
     - Observations are one for each agent. Rewards and flags may be, too: a single reward goes to each agent, and the
       episode ends when the flags of all are set. The info belongs to the whole environment, `infos["__common__"]`.
 
-    Agents that end one by one, or that are keys of a dict, need a `MultiAgentEnv` of your own.
+    Agents that end one by one, or that are keys of a dict, need your own `MultiAgentEnv`.
 
     Attributes:
         env: The environment.
@@ -124,7 +124,7 @@ class MultiAgentGym(MultiAgentEnv):
         ended = [any(own) for own in zip(*flags, strict=True)]
         if any(ended) and not all(ended):
             raise ContractError(
-                f"{where} ended some agents and not others, expected an end of all of them; write a MultiAgentEnv"
+                f"{where} ended some agents and not others, expected all of them to end together; write a MultiAgentEnv"
             )
         return all(flags[0]), any(flags[1])
 

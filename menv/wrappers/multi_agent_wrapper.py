@@ -54,6 +54,9 @@ class MultiAgentWrapper(MultiAgentEnv):
     def step(self, action_dict: AgentDict) -> StepDicts:
         return self.env.step(action_dict)
 
+    def state(self) -> Any:
+        return self.env.state()
+
     def render(self) -> Any:
         return self.env.render()
 

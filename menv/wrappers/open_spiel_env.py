@@ -167,14 +167,17 @@ class OpenSpielEnv(MultiAgentEnv):
         return dict(zip(self.possible_agents, grown.tolist(), strict=True))
 
     def _observed(self, players: Any) -> dict[AgentId, dict[str, npt.NDArray[Any]]]:
-        tensor = getattr(self.state, f"{self._tensor}_tensor")
-        obs: dict[AgentId, dict[str, npt.NDArray[Any]]] = {}
-        for player in players:
-            mask = np.zeros(self._num_actions, np.int8)
-            mask[self._legal.get(player, [])] = 1
-            seen = np.array(tensor(player), np.float32).reshape(self._shape)
-            obs[self._agent(player)] = {OBSERVATION: seen, MASK: mask}
-        return obs
+        return {
+            self._agent(player): self.seen_in(self.state, player, self._legal.get(player, []))
+            for player in players
+        }
+
+    def seen_in(self, state: Any, player: int, legal: list[int]) -> dict[str, npt.NDArray[Any]]:
+        """Return what a player with these legal actions observes in a state of the game."""
+        mask = np.zeros(self._num_actions, np.int8)
+        mask[legal] = 1
+        seen = np.array(getattr(state, f"{self._tensor}_tensor")(player), np.float32).reshape(self._shape)
+        return {OBSERVATION: seen, MASK: mask}
 
     def _agent(self, player: int) -> str:
         return f"player_{player}"

@@ -118,7 +118,7 @@ class PettingZooBase(MultiAgentEnv):
 
     @property
     def observation_spaces(self) -> Mapping[Any, gym.Space[Any]]:  # type: ignore[override]
-        """Observation spaces of the possible agents, or of those alive if the game does not name any."""
+        """Observation spaces of the possible agents, or of the living agents if the game does not name any."""
         return {agent: self.get_observation_space(agent) for agent in self.possible_agents or self.agents}
 
     @property
@@ -268,7 +268,7 @@ def game_name(env: object) -> str:
 
 
 def check_answers(where: str, asked: Iterable[AgentId], answers: AgentDict) -> None:
-    """Raise if the answered agents are not exactly those asked."""
+    """Raise if the answered agents are not exactly the agents that were asked."""
     asked = list(asked)
     missing = sorted(repr(agent) for agent in asked if agent not in answers)
     extra = sorted(repr(agent) for agent in answers if agent not in asked)

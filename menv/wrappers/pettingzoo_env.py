@@ -166,7 +166,7 @@ class PettingZooEnv(PettingZooBase):
             terminated, truncated = state.terminations[agent], state.truncations[agent]
             reward, info = state._cumulative_rewards[agent], state.infos[agent]
         except KeyError as error:
-            raise ContractError(self._error_text(f"selected {agent!r}, of which it has no record")) from error
+            raise ContractError(self._error_text(f"selected {agent!r}, which is not in its dicts")) from error
         return self._observe(agent), reward, terminated, truncated, info
 
     def _record(self, agent: AgentId, turn: _Turn, out: StepDicts) -> None:

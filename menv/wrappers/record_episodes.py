@@ -113,8 +113,8 @@ class _Recording(_Wrapper):  # type: ignore[misc]
             rendered = self.env.render()
         except NotImplementedError as error:
             raise ContractError(
-                f"{self._where}: its render is not written, expected one that returns a picture, uint8 [height, width, "
-                "3], or a text; write it"
+                f"{self._where}: render is not implemented, expected a method that returns a picture, uint8 [height, "
+                "width, 3], or a text; implement it"
             ) from error
         for one in rendered if isinstance(rendered, list) else [rendered]:
             if len(self._frames) < self._most_pictures:

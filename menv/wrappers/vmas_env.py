@@ -17,8 +17,10 @@ from menv.base_env import AgentId
 from menv.errors import ConfigError
 from menv.vector_multi_agent_env import VectorMultiAgentEnv
 from menv.wrappers.legacy_gym import to_gymnasium
+from menv.wrappers.vmas_state import VmasState
 
 Array = npt.NDArray[Any]
+Flags = npt.NDArray[np.bool_]
 
 
 class VmasEnv(VectorMultiAgentEnv):
@@ -81,7 +83,7 @@ class VmasEnv(VectorMultiAgentEnv):
         infos: dict[str, Any] = {}
         if done.any():
             infos = {"final_obs": columns, "_final_obs": done}
-            columns = self._reset_done(columns, np.flatnonzero(done))
+            columns = self._reset_done(columns, done)
         of_all = dict.fromkeys
         return columns, paid, of_all(columns, over), of_all(columns, cut & ~over), infos
 
@@ -89,11 +91,18 @@ class VmasEnv(VectorMultiAgentEnv):
         """Return a picture of one world."""
         return self.env.render(mode="rgb_array", env_index=index)
 
-    def _reset_done(self, columns: dict[AgentId, Array], done: Array) -> dict[AgentId, Array]:
-        if len(done) == self.num_envs:
+    def _reset_done(self, columns: dict[AgentId, Array], done: Flags) -> dict[AgentId, Array]:
+        """Reset the worlds that are done [W], and return the observations of all."""
+        if done.all():
             return self._columns(self._call("reset"))
-        for world in done.tolist():
-            self._call("reset_at", world, return_observations=False)
+        # VMAS needs as much time for one world as for all: all are reset, and the others get their state back.
+        state = VmasState.of(self.env, self.num_envs)
+        if state is None:
+            for world in np.flatnonzero(done).tolist():
+                self._call("reset_at", world, return_observations=False)
+        else:
+            self._call("reset", return_observations=False)
+            state.give_back(~done)
         (obs,) = self._call(
             "get_from_scenario", get_observations=True, get_rewards=False, get_infos=False, get_dones=False
         )

@@ -10,56 +10,50 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from menv import BaseEnv, MultiAgentEnv, VectorEnv, to_base_env
-from menv.base_env import ALL
+from menv import BaseEnv, VectorEnv, to_base_env
+from tests.worlds import Alone, Several
+
+AGENT = "agent0"
 
 
-class Counting(gym.Env[Any, Any]):
+class Counting(Alone):
     """Observes its index and its step; an episode has three steps."""
 
-    observation_space = gym.spaces.Box(0, 100, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    observation_space, length = gym.spaces.Box(0, 100, (2,), np.float32), 3
 
     def __init__(self, index: int = 0) -> None:
-        self.index, self.at, self.resets, self.steps, self.closes = index, 0, 0, 0, 0
+        super().__init__()
+        self.index, self.steps, self.closes = index, 0, 0
 
-    def observe(self) -> Any:
+    def see(self) -> Any:
         return np.array([self.index, self.at], np.float32)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.at, self.resets = 0, self.resets + 1
-        return self.observe(), {}
-
-    def step(self, action: Any) -> Any:
-        self.at, self.steps = self.at + 1, self.steps + 1
-        return self.observe(), 1.0, self.at == 3, False, {}
+    def pay(self, action: Any) -> float:
+        self.steps += 1
+        return 1.0
 
     def close(self) -> None:
         self.closes += 1
 
 
-class CountingAgent(MultiAgentEnv):
+class CountingAgent(Several):
     """The same with one agent that has a name."""
+
+    possible_agents, observation_space, length = (AGENT,), Counting.observation_space, 3
 
     def __init__(self, index: int = 0) -> None:
         super().__init__()
-        self.possible_agents = [AGENT]
-        self.observation_space: Any = Counting.observation_space
-        self.action_space: Any = Counting.action_space
-        self.inner = Counting(index)
+        self.index, self.steps = index, 0
 
-    @property
-    def steps(self) -> int:
-        return self.inner.steps
+    def see(self, agent: Any) -> Any:
+        return np.array([self.index, self.at], np.float32)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        obs, info = self.inner.reset(seed=seed)
-        return {"agent0": obs}, {"agent0": info}
+    def pay(self, actions: Any) -> Any:
+        self.steps += 1
+        return super().pay(actions)
 
-    def step(self, action_dict: Any) -> Any:
-        obs, reward, over, _, info = self.inner.step(action_dict["agent0"])
-        return {"agent0": obs}, {"agent0": reward}, {ALL: over}, {ALL: False}, {"agent0": info}
+    def infos(self) -> Any:
+        return {AGENT: {}}
 
 
 def sync(mode: AutoresetMode) -> Callable[[], Any]:
@@ -76,7 +70,6 @@ MAKERS: dict[str, Callable[[], BaseEnv]] = {
 }
 ALONE = ("gym", "multi_agent")
 RESTARTS = (*ALONE, "VectorEnv")
-AGENT = "agent0"
 BOTH = {0: {AGENT: 0}, 1: {AGENT: 0}}
 
 

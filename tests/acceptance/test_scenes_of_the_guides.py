@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from menv import MultiAgentEnv, Policy, PolicySpec, RandomPolicy
+from menv import MultiAgentEnv, Policy, PolicySpec
 from menv.algorithms import PPO
 from tests.worlds import Several
 
@@ -57,18 +57,6 @@ def test_groups_of_the_guide_act_as_one_and_are_paid_the_sum() -> None:
     result = trained(lambda context: Quintet().with_agent_groups(TEAM), {"multiagent": multiagent})
     assert result["policy_reward_mean"] == {"group1": 60.0, "group2": 90.0}
     assert set(seen) == {2, 3}
-
-
-def test_some_agents_may_stay_outside_the_groups_and_learn() -> None:
-    groups = {"group1": TEAM["group1"]}
-    multiagent = {
-        "policies": {"together": PolicySpec(policy_class=RandomPolicy), "alone": None},
-        "policy_mapping_fn": lambda agent_id: "together" if agent_id.startswith("group") else "alone",
-        "policies_to_train": ["alone"],
-    }
-    result = trained(lambda context: Quintet().with_agent_groups(groups), {"multiagent": multiagent})
-    assert result["policy_reward_mean"] == {"together": 60.0, "alone": 45.0}
-    assert set(result["info"]["learner"]) == {"alone"}
 
 
 class ThreeLevels(MultiAgentEnv):

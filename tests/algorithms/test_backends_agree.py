@@ -10,19 +10,25 @@ import pytest
 
 from menv.algorithms.networks.stock_spec import Cell, ConvStack, StockSpec, default_filters, read_filters
 from menv.algorithms.networks.torch_backend import TorchBackend, check_against
+from menv.algorithms.sac.network import SACSpec
 from menv.errors import ConfigError
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.categorical import Categorical, MultiCategorical
+from menv.inference.heads.gaussian import Gaussian
+from menv.inference.heads.head import ActionHead
+from menv.inference.heads.mixed import Mixed
+from menv.inference.heads.q_values import QValues
+from menv.inference.heads.squashed_gaussian import SquashedGaussian
 from menv.inference.onnx_backend import OnnxBackend
 from tests.algorithms import groups_of_three as groups
 from tests.inference.lively import lively_weights
 
-CHOICES, NUMBERS = ActionHead("categorical", (5,)), ActionHead("gaussian", (3,))
-SEVERAL, WORTH = ActionHead("multi_categorical", (3, 2, 4)), ActionHead("q_values", (4,))
+CHOICES, NUMBERS = Categorical((5,)), Gaussian((3,))
+SEVERAL, WORTH = MultiCategorical((3, 2, 4)), QValues((4,))
 HEADS = [
-    CHOICES, NUMBERS, SEVERAL, WORTH, ActionHead("categorical", (2,)), ActionHead("gaussian", (1,)),
-    ActionHead("q_values", (2,)), ActionHead("multi_categorical", (2, 2)), ActionHead("multi_categorical", (2,)),
-    ActionHead("multi_categorical", (2,) * 9), ActionHead("gaussian", (17,)),
-    ActionHead("mixed", (0, 3, 0, 2)), ActionHead("mixed", (2, 0)),
+    CHOICES, NUMBERS, SEVERAL, WORTH, Categorical((2,)), Gaussian((1,)),
+    QValues((2,)), MultiCategorical((2, 2)), MultiCategorical((2,)),
+    MultiCategorical((2,) * 9), Gaussian((17,)),
+    Mixed((0, 3, 0, 2)), Mixed((2, 0)), SquashedGaussian((1,)), SquashedGaussian((3,)),
 ]  # fmt: skip
 # Even and odd sizes, kernels that need more zeros on one side, a wide last layer, one with a single channel.
 IMAGES: list[tuple[tuple[int, int, int], Any]] = [
@@ -43,7 +49,7 @@ def of_images(
 FLAT = {f"{head.kind} {head.sizes}": StockSpec(6, head, (32, 24), dueling=head == WORTH) for head in HEADS}
 RECURRENT = {
     "lstm": StockSpec(5, CHOICES, (16,), cell=Cell("lstm", 24)),
-    "gru": StockSpec(5, ActionHead("categorical", (2,)), (16,), cell=Cell("gru", 24)),
+    "gru": StockSpec(5, Categorical((2,)), (16,), cell=Cell("gru", 24)),
     "lstm shared": StockSpec(5, SEVERAL, (16,), vf_share_layers=True, cell=Cell("lstm", 7)),
     "gru gaussian": StockSpec(3, NUMBERS, (), cell=Cell("gru", 9)),
     "lstm q": StockSpec(5, WORTH, (16,), cell=Cell("lstm", 64)),
@@ -60,6 +66,8 @@ SPECS: dict[str, Any] = {
     **{f"images {place}, {head.kind}": of_images(place, head, pixels=place != 1)
        for place, head in ((0, CHOICES), (1, NUMBERS), (2, SEVERAL), (0, WORTH))},
     **{f"images, {name}": of_images(2, CHOICES, name) for name in ("relu", "silu", "elu", "linear")},
+    "sac": SACSpec(6, SquashedGaussian((2,)), (32, 24), "relu"),
+    "sac, one number": SACSpec(5, SquashedGaussian((1,)), (150,), "tanh"),
     "group": groups.spec_of(),
     "group, dueling": groups.spec_of(5, dueling=True, hiddens=(37, 21)),
     "group, vdn": groups.spec_of(3, 1, mixer="vdn"),
@@ -125,7 +133,7 @@ def test_torch_and_onnx_agree_on_everything(spec: Any) -> None:
 
 
 @every_spec
-def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(spec: Any) -> None:
+def test_a_rows_answer_does_not_depend_on_the_batch_size_bit_for_bit(spec: Any) -> None:
     acting, most = with_onnx(spec), 67 if getattr(spec, "conv", None) else 257
     obs, mask, noise = random_rows(spec, most)
     state = random_state(spec, most)

@@ -13,11 +13,11 @@ from menv.algorithms import PPOConfig
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.ppo.loss import cloning_loss
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.categorical import Categorical
 from menv.sample_batch import SampleBatch
 from tests.written_batches import batch
 
-CHOICE = ActionHead("categorical", (2,))
+CHOICE = Categorical((2,))
 
 
 def test_the_loss_is_the_mean_negative_log_likelihood_by_hand() -> None:

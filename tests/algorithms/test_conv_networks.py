@@ -9,20 +9,15 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from menv.algorithms.networks.stock_graphs import StockGraphs
-from menv.algorithms.networks.stock_spec import ConvLayer, ConvStack, StockSpec, read_filters
-from menv.algorithms.networks.torch_backend import TorchBackend
+from menv.algorithms.networks.stock_spec import ConvLayer
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.training.flat_adam import FlatAdam
-from menv.inference.onnx_backend import OnnxBackend
 from tests.algorithms.test_backends_agree import (
     CHOICES,
     IMAGES,
     of_images,
     random_rows,
     weights_of,
-    with_onnx,
-    with_torch,
 )
 
 
@@ -65,33 +60,6 @@ def test_convolutions_are_what_the_definition_says(place: int, pixels: bool) -> 
     hidden = np.maximum(features @ weights["policy.0.weight"] + weights["policy.0.bias"], 0.0)
     wanted = hidden @ weights["policy.out.weight"] + weights["policy.out.bias"]
     np.testing.assert_allclose(found[0].numpy(), wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_more_rows_than_are_computed_at_a_time_are_answered_alike() -> None:
-    stack = ConvStack((84, 84, 3), read_filters([[16, [8, 8], 4], [32, [4, 4], 2], [64, [11, 11], 1]]))
-    spec = StockSpec(84 * 84 * 3, CHOICES, (33,), "relu", conv=stack, pixels=True)
-    acting, reference = with_onnx(spec), with_torch(spec)
-    obs, mask, noise = random_rows(spec, 230)
-    actions = acting.decide(obs, mask, noise).actions
-    for backend in (acting, reference):
-        values, (inputs, logp) = backend.values(0, obs), backend.evaluate(0, obs, mask, actions)
-        for part in (slice(0, 20), slice(190, 230)):
-            np.testing.assert_allclose(backend.values(0, obs[part]), values[part], rtol=1e-5, atol=1e-5)
-            again = backend.evaluate(0, obs[part], mask[part], actions[part])
-            np.testing.assert_allclose(again.dist_inputs, inputs[part], rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose(again.logp, logp[part], rtol=1e-5, atol=1e-5)
-
-
-def test_a_small_image_of_bytes_without_convolutions_is_read_as_the_numbers_that_it_holds() -> None:
-    bytes_spec, float_spec = (StockSpec(12, CHOICES, (8,), pixels=pixels) for pixels in (True, False))
-    (weights,) = weights_of(float_spec, 1)
-    obs = np.random.default_rng(0).integers(0, 256, (9, 12), np.uint8)
-    wanted = OnnxBackend(StockGraphs(float_spec), CHOICES, [weights]).values(0, obs.astype(np.float32))
-    for backend in (
-        OnnxBackend(StockGraphs(bytes_spec), CHOICES, [weights]),
-        TorchBackend(bytes_spec.torch_network, CHOICES, [weights]),
-    ):
-        np.testing.assert_allclose(backend.values(0, obs), wanted, rtol=1e-5)
 
 
 def test_a_gradient_step_moves_every_kernel_and_is_that_of_torch() -> None:

@@ -3,22 +3,21 @@
 import math
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from menv.algorithms import DQNConfig
-from menv.algorithms.dqn.dqn import DQNRecipe
+from menv.algorithms import DQNConfig, QMIXConfig
 from menv.algorithms.dqn.learner import DQNLearner, conservative_gaps, dqn_loss, td_targets
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.errors import ConfigError
-from menv.inference.action_heads import ILLEGAL, ActionHead
+from menv.inference.heads.head import ILLEGAL
+from menv.inference.heads.q_values import QValues
 from menv.inference.onnx_backend import OnnxBackend
 from menv.sample_batch import SampleBatch, TrajectorySlices
 
-SPEC = StockSpec(3, ActionHead("q_values", (2,)), (16,), dueling=True)
+SPEC = StockSpec(3, QValues((2,)), (16,), dueling=True)
 
 
 def learner(spec: StockSpec = SPEC, seed: int = 0, **settings: Any) -> DQNLearner:
@@ -67,7 +66,7 @@ def bandit(rows: int, seed: int = 0) -> SampleBatch:
 @pytest.mark.parametrize("double_q", [False, True])
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_q_values_become_what_actions_pay(dueling: bool, double_q: bool, prioritized: bool) -> None:
-    spec = StockSpec(3, ActionHead("q_values", (2,)), (16,), dueling=dueling)
+    spec = StockSpec(3, QValues((2,)), (16,), dueling=dueling)
     one = learner(spec, lr=1e-2, double_q=double_q, replay_buffer_config={"prioritized_replay": prioritized})
     for number in range(4):
         stats = one.learn(bandit(64, number), 64 * (number + 1))
@@ -82,11 +81,23 @@ def test_q_values_become_what_actions_pay(dueling: bool, double_q: bool, priorit
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("env_steps", "rate"), [(0, 0.01), (50, 0.0075), (200, 0.005)])
+def test_a_schedule_sets_the_learning_rate_at_the_env_steps_of_the_run(env_steps: int, rate: float) -> None:
+    one = learner(lr=1.0, training_intensity=1.0, lr_schedule=[[0, 0.01], [100, 0.005]])
+    before = one.weights()
+    stats = one.learn(bandit(8), env_steps)
+    assert stats["updates"] == 1.0
+    assert stats["cur_lr"] == pytest.approx(rate)
+    # The first step of Adam changes a weight by the learning rate, whatever its gradient.
+    change = np.abs(one.weights()["policy.out.bias"] - before["policy.out.bias"])
+    np.testing.assert_allclose(change, rate, rtol=1e-3)
+
+
 def test_one_gradient_step_is_the_one_worked_out_by_hand() -> None:
     # One linear layer on a constant observation, Q-values 0. Both rows took action 0 and ended with reward 0.5, which
     # is the unit: an error of -1 each, whose mean gradient is -1. Adam's first step has the size of the learning rate,
     # 0.01 in that unit.
-    spec = StockSpec(1, ActionHead("q_values", (2,)), hiddens=())
+    spec = StockSpec(1, QValues((2,)), hiddens=())
     zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     settings = DQNConfig(
         lr=0.01, train_batch_size=2, training_intensity=1.0, num_steps_sampled_before_learning_starts=0
@@ -109,7 +120,7 @@ def test_one_gradient_step_is_the_one_worked_out_by_hand() -> None:
 def test_huber_is_linear_beyond_the_span_of_the_returns_and_mse_squares_all_errors(
     loss: Any, q_value: float, expected: float, factor: float
 ) -> None:
-    spec = StockSpec(1, ActionHead("q_values", (2,)), hiddens=())
+    spec = StockSpec(1, QValues((2,)), hiddens=())
     weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     weights["policy.out.bias"][0] = q_value * factor
     settings = DQNConfig(
@@ -128,7 +139,7 @@ def test_huber_is_linear_beyond_the_span_of_the_returns_and_mse_squares_all_erro
 def test_a_rare_reward_counts_by_its_mean(loss: Any, sign: float) -> None:
     # Action 0 pays 5; action 1 pays 100 with probability 0.2, and is taken once in 20 times.
     rng = np.random.default_rng(0)
-    spec = StockSpec(1, ActionHead("q_values", (2,)), hiddens=())
+    spec = StockSpec(1, QValues((2,)), hiddens=())
     one = learner(spec, lr=1e-2, td_error_loss_fn=loss, train_batch_size=256, training_intensity=64.0)
     actions = (rng.random(4000) < 0.05).astype(np.int64)
     rewards = np.where(actions == 0, 5.0, 100.0 * (rng.random(4000) < 0.2))
@@ -136,6 +147,21 @@ def test_a_rare_reward_counts_by_its_mean(loss: Any, sign: float) -> None:
     obs = np.zeros((4000, 1))
     one.learn(one_step_pieces(obs, actions, sign * rewards, obs, True), 0)
     np.testing.assert_allclose(sign * one.weights()["policy.out.bias"], [5.0, mean], atol=4.0)
+
+
+def test_with_tau_the_target_network_moves_by_that_share_with_each_gradient_step() -> None:
+    one = learner(tau=0.25, lr=1e-2)
+    one.learn(bandit(64), 0)
+    before = one.state()["target.policy.out.weight"]
+    one.gradient_steps(1)
+    expected = before + 0.25 * (one.weights()["policy.out.weight"] - before)
+    np.testing.assert_allclose(one.state()["target.policy.out.weight"], expected, rtol=1e-6)
+
+
+def test_soft_updates_and_a_number_of_timesteps_between_copies_are_refused_together() -> None:
+    for kind in (DQNConfig, QMIXConfig):
+        with pytest.raises(ConfigError, match="target_network_update_freq"):
+            kind(tau=0.1, target_network_update_freq=500)
 
 
 @pytest.mark.parametrize("terminated", [True, False])
@@ -150,11 +176,6 @@ def test_a_truncated_row_is_worth_what_follows_and_a_terminated_one_is_not(termi
     acting = OnnxBackend(StockGraphs(SPEC), SPEC.head, [one.weights()])
     q_values = acting.evaluate(0, np.array([first], np.float32), None, np.zeros(1, np.int64)).dist_inputs
     assert q_values[0, 0] == pytest.approx(0.0 if terminated else 0.5, abs=0.1)
-
-
-def test_fractions_of_gradient_steps_carry_over() -> None:
-    one = learner(train_batch_size=8, training_intensity=2.0)
-    assert [one.learn(bandit(3), 0)["updates"] for _ in range(8)] == [0, 1, 1, 1, 0, 1, 1, 1]
 
 
 def test_gradient_steps_and_copies_are_due_at_their_rows_whatever_sums_of_fractions_lose() -> None:
@@ -212,29 +233,6 @@ def test_rows_with_larger_errors_get_higher_priorities() -> None:
     )
 
 
-def test_new_weights_are_those_of_the_target_network_too() -> None:
-    one = learner()
-    new = SPEC.first_weights(9)
-    one.set_weights({**new, "epsilon": np.array([0.25], np.float32)})
-    np.testing.assert_array_equal(one.state()["target.policy.out.weight"], new["policy.out.weight"])
-    np.testing.assert_array_equal(one.weights()["epsilon"], np.array([0.25], np.float32))
-    with pytest.raises(ConfigError, match="give the weights of the same network"):
-        one.set_weights(StockSpec(3, SPEC.head, (17,), dueling=True).first_weights(0))
-
-
-def test_an_empty_fragment_changes_nothing_and_is_answered() -> None:
-    one = learner()
-    assert one.learn(bandit(0), 0)["updates"] == 0.0
-
-
-def test_a_recipe_makes_a_network_of_q_values_and_its_learner() -> None:
-    recipe, config = DQNRecipe(), DQNConfig(env="unused", model={"fcnet_hiddens": [8]})  # type: ignore[arg-type]
-    network = recipe.network(4, gym.spaces.Discrete(3, start=-1), config)
-    assert network == StockSpec(4, ActionHead("q_values", (3,)), (8,), "relu", dueling=True)
-    made = recipe.make_learner(network, network.first_weights(0), config, 5)
-    assert set(made.weights()) == set(network.weight_shapes())
-
-
 # The loss of Q-learning, worked out by hand.
 
 
@@ -272,15 +270,6 @@ def test_the_loss_is_square_up_to_an_error_of_1_and_straight_beyond_and_rows_are
     weighed = dqn_loss(q_values, torch.tensor([0, 1, 0]), torch.tensor([0.0, 1.0, 2.0]), weights)
     assert float(weighed.loss) == pytest.approx((0.125 + 0.5) / 3)
     assert weighed.td_errors.tolist() == [0.5, 3.0, 0.0]
-
-
-def test_the_gradient_reaches_the_actions_that_were_taken_alone() -> None:
-    q_values = torch.tensor([[0.5, 9.0], [9.0, 4.0]], requires_grad=True)
-    terms = dqn_loss(q_values, torch.tensor([0, 1]), torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.5]))
-    torch.autograd.backward(terms.loss)
-    assert q_values.grad is not None
-    assert q_values.grad.tolist() == [[0.25, 0.0], [0.0, 0.25]]
-    assert not terms.td_errors.requires_grad
 
 
 def test_the_conservative_term_is_what_was_worked_out_by_hand() -> None:
@@ -341,3 +330,13 @@ def test_the_target_network_is_copied_after_so_many_rows() -> None:
     one.learn(bandit(1), 0)
     np.testing.assert_array_equal(target(one), one.weights()["policy.out.weight"])
     assert not np.array_equal(target(one), first)
+
+
+def test_new_weights_are_copied_to_the_target_network_too() -> None:
+    one = learner()
+    new = SPEC.first_weights(9)
+    one.set_weights({**new, "epsilon": np.array([0.25], np.float32)})
+    np.testing.assert_array_equal(one.state()["target.policy.out.weight"], new["policy.out.weight"])
+    np.testing.assert_array_equal(one.weights()["epsilon"], np.array([0.25], np.float32))
+    with pytest.raises(ConfigError, match="weights"):
+        one.set_weights(StockSpec(3, SPEC.head, (17,), dueling=True).first_weights(0))

@@ -51,16 +51,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(bad: float
         np.testing.assert_array_equal(value, beside.weights()[name])
 
 
-def test_a_new_learning_rate_counts_from_the_next_step() -> None:
-    adam = FlatAdam({"a": np.zeros(1, np.float32)}, 0.1, eps=0.0)
-    for lr, wanted in ((0.1, -0.1), (0.0, -0.1), (0.4, -0.5)):
-        adam.lr = lr
-        torch.autograd.backward(adam.params["a"].sum() * 3.0)
-        adam.step()
-        assert adam.weights()["a"][0] == pytest.approx(wanted, rel=1e-5)
-
-
-def test_a_restored_optimizer_goes_on_as_if_it_had_never_stopped() -> None:
+def test_a_restored_optimizer_continues_as_if_it_had_never_stopped() -> None:
     whole = FlatAdam(WEIGHTS, 1e-2)
     torch.autograd.backward(loss_of(whole.params, 0) * torch.inf)
     whole.step()
@@ -77,19 +68,10 @@ def test_a_restored_optimizer_goes_on_as_if_it_had_never_stopped() -> None:
         np.testing.assert_array_equal(value, resumed.weights()[name])
 
 
-def test_weights_are_copied_out_and_in() -> None:
-    adam = FlatAdam(WEIGHTS, 1e-2)
-    adam.weights()["b"][:] = 9.0
-    mine = {name: value + 1.0 for name, value in WEIGHTS.items()}
-    adam.set_weights(mine)
-    mine["b"][:] = 7.0
-    np.testing.assert_array_equal(adam.weights()["b"], WEIGHTS["b"] + 1.0)
-
-
 def test_weights_and_state_of_another_network_are_refused() -> None:
     adam = FlatAdam(WEIGHTS, 1e-2)
     with pytest.raises(ConfigError, match="'b'"):
         adam.set_weights({"a": WEIGHTS["a"], "b": np.zeros(2, np.float32)})
     other = FlatAdam({"b": WEIGHTS["b"]}, 1e-2)
-    with pytest.raises(ConfigError, match=r"expected \(9,\)"):
+    with pytest.raises(ConfigError, match=r"\(9,\)"):
         adam.set_state(other.state())

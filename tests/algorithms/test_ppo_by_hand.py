@@ -1,6 +1,5 @@
 """Gradients worked out by hand agree with autograd, and a learner keeps to one of the two."""
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -12,23 +11,29 @@ import torch
 
 from menv.algorithms import PPOConfig
 from menv.algorithms.networks.stock_spec import Activation, Cell, StockSpec
-from menv.algorithms.ppo.gradients import BACKWARD, FORWARD, can_learn
+from menv.algorithms.ppo.gradients import FORWARD, can_learn
 from menv.algorithms.ppo.learner import PPOLearner
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.categorical import Categorical, MultiCategorical
+from menv.inference.heads.gaussian import Gaussian
+from menv.inference.heads.head import ActionHead
+from menv.inference.heads.mixed import Mixed
+from menv.inference.heads.q_values import QValues
 from tests.algorithms.ppo_rows import Columns, rows_of
 
 HEADS = [
-    ActionHead("categorical", (1,)),
-    ActionHead("categorical", (2,)),
-    ActionHead("categorical", (5,)),
-    ActionHead("multi_categorical", (3, 2)),
-    ActionHead("multi_categorical", (4,)),
-    ActionHead("gaussian", (1,)),
-    ActionHead("gaussian", (3,)),
-    ActionHead("mixed", (2, 0)),
-    ActionHead("mixed", (0, 3, 0, 2)),
+    Categorical((1,)),
+    Categorical((2,)),
+    Categorical((5,)),
+    MultiCategorical((3, 2)),
+    MultiCategorical((4,)),
+    Gaussian((1,)),
+    Gaussian((3,)),
+    Mixed((2, 0)),
+    Mixed((0, 3, 0, 2)),
 ]
-EVERYTHING: dict[str, Any] = {"entropy_coeff": 0.02, "kl_coeff": 0.3, "vf_clip_param": 1.0}
+EVERYTHING: dict[str, Any] = {
+    "entropy_coeff": 0.02, "kl_coeff": 0.3, "vf_clip_param": 1.0, "magnet_coeff": 0.2, "magnet_tau": 0.3,
+}  # fmt: skip
 Weights = dict[str, npt.NDArray[np.float32]]
 
 
@@ -104,11 +109,11 @@ def test_both_forms_learn_the_same_where_choices_are_masked(
 def test_both_forms_learn_the_same_through_all_activations_and_depths(
     activation: Activation, hiddens: tuple[int, ...]
 ) -> None:
-    agree(StockSpec(6, ActionHead("categorical", (3,)), hiddens, activation), **EVERYTHING)
+    agree(StockSpec(6, Categorical((3,)), hiddens, activation), **EVERYTHING)
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("term", ["entropy_coeff", "kl_coeff", "vf_clip_param"])
+@pytest.mark.parametrize("term", ["entropy_coeff", "kl_coeff", "vf_clip_param", "magnet_coeff"])
 @pytest.mark.parametrize("head", [HEADS[2], HEADS[3], HEADS[6], HEADS[8]], ids=str)
 def test_each_term_of_the_loss_has_the_slope_that_autograd_finds(head: ActionHead, term: str) -> None:
     agree(StockSpec(6, head, (8,)), **dict[str, Any]({term: 0.5}))
@@ -162,7 +167,7 @@ def test_both_forms_drop_the_same_gradients_and_weights_stay_finite(column: str,
         np.testing.assert_allclose(value, by_autograd.weights()[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-def test_learning_by_hand_repeats_itself_to_the_last_bit_through_a_saved_state() -> None:
+def test_learning_by_hand_repeats_itself_bit_for_bit_through_a_saved_state() -> None:
     spec = StockSpec(6, HEADS[2], (8,))
     batch = batch_for(spec, weights_for(spec), 60)
     whole, _ = both(spec, **EVERYTHING)
@@ -179,46 +184,14 @@ def test_learning_by_hand_repeats_itself_to_the_last_bit_through_a_saved_state()
         np.testing.assert_array_equal(value, resumed.weights()[name])
 
 
-def test_between_batches_a_learner_keeps_no_memory_for_their_rows() -> None:
-    spec = StockSpec(6, HEADS[2], (8,))
-    by_hand, _ = both(spec)
-    by_hand.learn(batch_for(spec, weights_for(spec), 60), 0)
-    assert by_hand._by_hand is not None
-    assert not by_hand._by_hand._workspace._blocks
-
-
-def test_a_learner_of_columns_leaves_the_batch_as_it_was() -> None:
-    spec = StockSpec(6, HEADS[2], (8,))
-    by_hand, _ = both(spec, **EVERYTHING)
-    batch = batch_for(spec, weights_for(spec), 60, masked=True)
-    before = {name: column.copy() for name, column in batch.items()}
-    by_hand.learn(batch, 0)
-    for name, column in batch.items():
-        np.testing.assert_array_equal(column, before[name])
-
-
 def test_only_separate_networks_of_fully_connected_layers_are_passed_by_hand() -> None:
     head = HEADS[2]
     assert can_learn(StockSpec(6, head, (8,)))
     assert not can_learn(StockSpec(6, head, (8,), vf_share_layers=True))
     assert not can_learn(StockSpec(6, head, (8,), cell=Cell("lstm", 4)))
     assert not can_learn(StockSpec(6, head, (8,), pixels=True))
-    assert not can_learn(StockSpec(6, ActionHead("q_values", (5,)), (8,)))
+    assert not can_learn(StockSpec(6, QValues((5,)), (8,)))
     assert not can_learn(object())
-
-
-def test_weights_set_from_outside_are_those_that_are_learned_from() -> None:
-    spec = StockSpec(6, HEADS[2], (8,))
-    other = spec.first_weights(9)
-    changed, _ = both(spec)
-    changed.set_weights(other)
-    batch = batch_for(spec, other, 60)
-    same = PPOConfig(sgd_minibatch_size=24, num_sgd_iter=2, lr=1e-3)
-    fresh = PPOLearner(spec, same, other, 0)
-    changed.learn(batch, 0)
-    fresh.learn(batch, 0)
-    for name, value in fresh.weights().items():
-        np.testing.assert_array_equal(value, changed.weights()[name])
 
 
 def test_the_fast_tanh_is_as_close_to_the_true_one_as_that_of_torch() -> None:
@@ -228,15 +201,17 @@ def test_the_fast_tanh_is_as_close_to_the_true_one_as_that_of_torch() -> None:
     torch.testing.assert_close(found, x.double().tanh().float(), rtol=5e-7, atol=1e-9)
 
 
-def test_activations_keep_their_slopes_at_their_bends() -> None:
-    for name, at in itertools.product(FORWARD, (-30.0, -1.0, 0.0, 1.0, 30.0)):
-        x = torch.tensor([at], requires_grad=True)
-        wanted = {"tanh": torch.tanh, "relu": torch.relu, "silu": torch.nn.functional.silu}.get(
-            name, torch.nn.functional.elu
-        )(x)
-        (gradient,) = torch.autograd.grad(wanted, x)
-        out, pushed = torch.empty(1), torch.tensor([1.0])
-        FORWARD[name](x.detach(), out)
-        BACKWARD[name](pushed, x.detach(), out)
-        torch.testing.assert_close(out, wanted.detach())
-        torch.testing.assert_close(pushed, gradient)
+def test_the_magnet_slows_down_with_the_learning_rate() -> None:
+    # 0.3 at the highest learning rate, 0.3 * 0.25 where the schedule is at a quarter of it.
+    spec = StockSpec(6, Categorical((3,)), (8,))
+    schedule = [[0, 4e-3], [1000, 1e-3]]
+    learner, _ = both(spec, magnet_coeff=0.2, magnet_tau=0.3, lr_schedule=schedule)
+    for env_steps, share in ((0, 0.3), (1000, 0.075)):
+        before = learner.state()
+        learner.learn(batch_for(spec, weights_for(spec), 50), env_steps)
+        after = learner.state()
+        for name, weight in learner.weights().items():
+            old = before[f"magnet.{name}"]
+            np.testing.assert_allclose(
+                after[f"magnet.{name}"], old + share * (weight - old), rtol=1e-4, atol=1e-6
+            )

@@ -14,9 +14,9 @@ from menv.algorithms.ppo.loss import (
     ppo_loss,
     value_loss,
 )
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.categorical import Categorical
 
-COIN = ActionHead("categorical", (2,))
+COIN = Categorical((2,))
 LOG_2 = math.log(2.0)
 
 
@@ -65,25 +65,10 @@ def test_a_clipped_row_has_no_gradient() -> None:
     torch.testing.assert_close(gradient, torch.tensor([0.0, -1.5, 3.0]))
 
 
-def test_a_ratio_beyond_all_numbers_gives_a_finite_loss_and_gradient() -> None:
-    log_ratio = torch.tensor([500.0, 500.0, -500.0], requires_grad=True)
-    advantages = torch.tensor([-1.0, 0.0, 1.0])
-    loss = -(clipped_ratio(log_ratio, advantages, 0.2) * advantages).mean()
-    (gradient,) = torch.autograd.grad(loss, log_ratio)
-    assert torch.isfinite(loss)
-    assert gradient.tolist() == [0.0, 0.0, 0.0]
-
-
 def test_the_value_error_is_squared_and_limited() -> None:
     values, targets = torch.tensor([1.0, 5.0]), torch.tensor([3.0, 0.0])
     assert value_loss(values, targets, None).item() == 14.5
     assert value_loss(values, targets, 10.0).item() == 7.0
-
-
-def test_a_value_beyond_the_limit_has_no_gradient() -> None:
-    values = torch.tensor([1.0, 5.0], requires_grad=True)
-    (gradient,) = torch.autograd.grad(value_loss(values, torch.tensor([3.0, 0.0]), 10.0), values)
-    assert gradient.tolist() == [-2.0, 0.0]
 
 
 def test_the_total_is_the_weighted_sum_of_its_terms() -> None:
@@ -131,15 +116,15 @@ def test_the_weight_of_the_kl_term_follows_the_divergence() -> None:
     assert adapted_kl_coeff(0.0, kl=1.0, kl_target=0.01) == 0.0
 
 
-def test_the_weight_of_the_kl_term_comes_back_however_often_it_was_halved_and_stays_a_number() -> None:
-    weight = 0.2
-    for _ in range(2000):
-        weight = adapted_kl_coeff(weight, kl=0.001, kl_target=0.01)
-    for _ in range(40):
-        weight = adapted_kl_coeff(weight, kl=0.03, kl_target=0.01)
-    assert weight > 0.2
-    for _ in range(2000):
-        weight = adapted_kl_coeff(weight, kl=0.03, kl_target=0.01)
-    assert weight == 1e6
-    assert adapted_kl_coeff(1e-9, kl=0.001, kl_target=0.01) == 1e-9
-    assert adapted_kl_coeff(1e9, kl=0.03, kl_target=0.01) == 1e9
+def test_the_magnet_pulls_at_a_policy_in_proportion_to_their_divergence() -> None:
+    # KL(fair || magnet) = 0.5 log(0.5 / 0.25) + 0.5 log(0.5 / 0.75) = 0.14384; its slopes are 0.5 (log 2 - 0.14384).
+    logits = torch.zeros(2, 2, requires_grad=True)
+    rows = minibatch([0.0, 0.0], [0.0, 0.0])._replace(magnet=coins(0.25, 0.25))
+    weights = LossWeights(0.2, None, 1.0, 0.0, 0.0, magnet_coeff=3.0)
+    terms = ppo_loss(COIN, weights, rows, logits, torch.zeros(2))
+    torch.autograd.backward(terms.total)
+    assert terms.magnet_kl is not None
+    assert terms.magnet_kl.item() == pytest.approx(0.14384, abs=1e-5)
+    assert terms.total.item() == pytest.approx(3.0 * 0.14384, abs=1e-5)
+    slope = 3.0 * 0.5 * (LOG_2 - 0.14384) / 2.0
+    torch.testing.assert_close(logits.grad, torch.tensor([[slope, -slope]] * 2), rtol=1e-4, atol=1e-5)

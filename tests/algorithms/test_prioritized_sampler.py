@@ -64,44 +64,6 @@ def test_after_any_updates_chances_are_those_of_the_priorities(
         assert_chances(sampler, plain)
 
 
-def test_draws_follow_priorities_of_very_different_size() -> None:
-    rng = np.random.default_rng(0)
-    priorities = 10.0 ** rng.uniform(-6, 3, 5_000)
-    sampler = filled(priorities)
-    drawn = np.bincount(sampler.sample(200_000, rng)[0], minlength=5_000)
-    highest = np.argsort(priorities)[-100:]
-    wanted = priorities[highest] / priorities.sum() * 200_000
-    np.testing.assert_allclose(drawn[highest].sum(), wanted.sum(), rtol=0.02)
-    assert np.abs(drawn[highest] - wanted).max() < 6 * np.sqrt(wanted.max())
-
-
-def test_one_enormous_priority_takes_all_draws_and_no_memory() -> None:
-    sampler = filled(np.ones(1_000))
-    sampler.update(np.array([3]), np.array([1e30]))
-    assert set(sampler.sample(500, np.random.default_rng(0))[0].tolist()) == {3}
-    sampler.update(np.array([3]), np.array([1.0]))
-    assert len(np.unique(sampler.sample(500, np.random.default_rng(0))[0])) > 300
-    assert sampler.span < 10_000
-
-
-def test_tickets_stay_few_however_often_priorities_change() -> None:
-    rng = np.random.default_rng(0)
-    sampler = PrioritizedSampler(2_000)
-    for number in range(600):
-        sampler.update(rng.integers(0, 2_000, 200), rng.random(200) ** 4 * 1.1 ** (number % 100))
-        sampler.sample(100, rng)
-        assert len(sampler.state()["tickets"]) <= sampler.span <= 22_100
-
-
-@pytest.mark.parametrize("capacity", [1, 2, 511, 100_000])
-def test_the_only_place_with_a_priority_is_always_drawn(capacity: int) -> None:
-    rng = np.random.default_rng(capacity)
-    for place in {0, capacity // 2, capacity - 1}:
-        sampler = PrioritizedSampler(capacity)
-        sampler.update(np.array([place]), np.array([rng.random() * 1e-3 + 1e-9]))
-        assert set(sampler.sample(50, rng)[0].tolist()) == {place}
-
-
 def test_a_restored_raffle_draws_as_the_one_that_was_saved() -> None:
     rng = np.random.default_rng(0)
     saved, restored = PrioritizedSampler(300), filled(np.ones(300))

@@ -40,7 +40,7 @@ def rows(count: int, members: int = 2) -> Any:
 
 
 @KINDS
-def test_each_member_explores_by_draws_of_its_own(kind: str) -> None:
+def test_each_member_explores_with_separate_draws(kind: str) -> None:
     acting = constant_q([0.0, 3.0, 1.0, 2.0], 0.25, kind)
     noise = np.array([[0.0, 0.0, 0.25, 0.9], [0.9, 0.0, 0.2, 0.6], [0.1, LARGEST, 0.24, 0.3]], np.float32)
     assert acting.decide(rows(3), None, noise).actions.tolist() == [[0, 1], [1, 2], [3, 1]]
@@ -51,7 +51,7 @@ def test_each_member_explores_by_draws_of_its_own(kind: str) -> None:
 @KINDS
 @pytest.mark.parametrize("draw", [0.0, 0.49, 0.5, LARGEST])
 @pytest.mark.parametrize("epsilon", [0.0, 0.6, 1.0])
-def test_a_member_never_does_what_it_may_not(kind: str, draw: float, epsilon: float) -> None:
+def test_a_member_never_takes_a_masked_action(kind: str, draw: float, epsilon: float) -> None:
     spec = spec_of(5)
     acting = acting_of(spec, kind, {**lively_weights(spec), "epsilon": np.array([epsilon], np.float32)})
     obs, mask, _ = random_rows(spec, 200)
@@ -75,7 +75,7 @@ def test_the_chance_of_a_row_is_the_product_of_its_members_chances(kind: str) ->
 
 
 @KINDS
-def test_members_share_one_network_which_sees_who_they_are_and_nobody_elses_observation(kind: str) -> None:
+def test_members_share_one_network_that_sees_their_code_and_own_observation_only(kind: str) -> None:
     spec = spec_of()
     acting = acting_of(spec, kind, lively_weights(spec))
     one, other = (np.zeros((1, spec.obs_size), np.float32) for _ in range(2))
@@ -127,7 +127,7 @@ def test_without_a_state_everything_that_the_members_see_is_the_state() -> None:
     assert layout.choices == 2
 
 
-def test_the_state_is_seen_by_nobody_and_comes_from_the_first_member() -> None:
+def test_no_member_observes_the_state_which_comes_from_the_first_one() -> None:
     parts = {"state": gym.spaces.Discrete(3), "obs": BOX, "action_mask": gym.spaces.MultiBinary(2)}
     layout = group_layout(both(gym.spaces.Dict(parts)), both(TWO))
     # Entries of a Dict come in the order of their names; masks are apart.
@@ -149,22 +149,22 @@ def test_all_entries_but_the_state_are_seen_and_a_state_may_have_parts() -> None
         (BOX, both(TWO), "with_agent_groups"),
         (both(BOX), TWO, "with_agent_groups"),
         (both(BOX), gym.spaces.MultiDiscrete([2, 2]), "with_agent_groups"),
-        (both(BOX), gym.spaces.Tuple([TWO]), r"2 members observe and 1 act"),
+        (gym.spaces.Tuple([BOX] * 3), gym.spaces.Tuple([TWO]), "3 members"),
         (
             both(BOX), both(TWO, gym.spaces.Discrete(3)),
-            r"the action spaces of members 0 and 1 of the group are Discrete\(2\) and Discrete\(3\), expected equal",
+            r"Discrete\(2\) and Discrete\(3\)",
         ),
-        (both(BOX), both(TWO, BOX), r"action spaces of members 0 and 1 .* Discrete\(2\) and Box"),
+        (both(BOX), both(TWO, BOX), r"Discrete\(2\) and Box"),
         (
             both(BOX, gym.spaces.Box(0.0, 1.0, (3,))), both(TWO),
-            r"the observation spaces of members 0 and 1 of the group are Box\(.*\(2,\).*\(3,\).*expected equal",
+            r"\(2,\).*\(3,\)",
         ),
-        (both(BOX), both(BOX), r"members' action space is Box.*expected Discrete; train this policy with PPO"),
+        (both(BOX), both(BOX), "PPO"),
         (
             both(BOX), both(gym.spaces.MultiBinary(2)),
-            r"members' action space is MultiBinary\(2\), expected Discrete; wrap the environment",
+            "MultiBinary",
         ),
-        (gym.spaces.Tuple([]), gym.spaces.Tuple([]), r"observation space Tuple\(\), expected the Tuple of a group"),
+        (gym.spaces.Tuple([]), gym.spaces.Tuple([]), r"Tuple\(\)"),
     ],
 )  # fmt: skip
 def test_spaces_of_no_group_are_refused_in_one_line(observation: Any, action: Any, message: str) -> None:

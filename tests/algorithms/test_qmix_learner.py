@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from menv.algorithms import DQNConfig
-from menv.algorithms.qmix.learner import QMIXLearner, TorchGroup
+from menv.algorithms import DQNConfig, QMIXConfig
+from menv.algorithms.networks.stock_spec import Cell
+from menv.algorithms.qmix.learner import QMIXLearner, TorchGroup, lambda_targets
 from menv.algorithms.qmix.network import GroupSpec, Mixer
+from menv.algorithms.qmix.qmix import QMIXRecipe
 from menv.errors import ConfigError
 from menv.inference.onnx_backend import OnnxBackend
+from menv.sample_batch import SampleBatch
 from tests.algorithms.groups_of_three import MEMBERS, STATE, random_rows, spec_of
 from tests.algorithms.test_dqn_learner import one_step_pieces
 from tests.inference.lively import lively_weights
+from tests.written_batches import batch as written_batch
 
 QUICK: dict[str, Any] = {
     "train_batch_size": 16, "training_intensity": 16.0, "num_steps_sampled_before_learning_starts": 0, "lr": 1e-2,
@@ -86,7 +91,7 @@ def test_targets_are_mixed_by_the_state_that_follows() -> None:
 
 
 @pytest.mark.parametrize("double_q", [False, True])
-def test_what_a_member_may_not_do_is_never_in_the_maximum(double_q: bool) -> None:
+def test_masked_actions_are_never_in_the_maximum(double_q: bool) -> None:
     spec = spec_of(3, mixer="vdn", hiddens=())
     one = learner(spec, constant(spec, [1.0, 3.0, 50.0]), double_q=double_q)
     mask = [
@@ -124,7 +129,97 @@ def test_a_truncated_row_is_worth_what_follows_and_a_terminated_one_is_not(termi
     assert stats["mean_td_error"] == (0.0 if terminated else 3.0)
 
 
-@pytest.mark.parametrize("prioritized", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("terminated", "targets"), [
+    (True, [2.59375, 4.375, 5.5, 4.0]),
+    (False, [2.65625, 4.625, 6.5, 8.0]),
+])  # fmt: skip
+def test_lambda_targets_of_four_steps_by_hand(terminated: bool, targets: list[float]) -> None:
+    # gamma and lambda are 0.5. G_3 = 4 + 0.5 * 8 = 8 or 4; G_2 = 3 + 0.5 * (0.5 * 6 + 0.5 * G_3), and so on.
+    rewards, values = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[2.0, 4.0, 6.0, 8.0]])
+    discounts = torch.tensor([[0.5, 0.5, 0.5, 0.0 if terminated else 0.5]])
+    found = lambda_targets(rewards, discounts, values, torch.ones(1, 4, dtype=torch.bool), 0.5)
+    assert found.tolist() == [targets]
+    # A sequence of two steps ends at its second one. G_1 = 2 + 0.5 * 4, G_0 = 1 + 0.5 * (0.5 * 2 + 0.5 * 4).
+    found = lambda_targets(
+        rewards, discounts, values[..., None], torch.tensor([[True, True, False, False]]), 0.5
+    )
+    assert found[0, :2, 0].tolist() == [2.5, 4.0]
+
+
+def losses_of_an_episode(spec: GroupSpec, terminated: bool, **settings: Any) -> dict[str, float]:
+    """Return what a learner says of four steps that pay 1, 2, 3 and 4, where the group's value is 3 in every state."""
+    written = written_batch([4])
+    columns: dict[str, Any] = {
+        "obs": np.zeros((4, spec.obs_size), np.float32), "actions": np.ones((4, MEMBERS), np.int64),
+        "rewards": np.array([1.0, 2.0, 3.0, 4.0], np.float32), "terminateds": np.array([0, 0, 0, terminated], bool),
+        "state_in_0": np.zeros((4, sum(spec.state_sizes)), np.float32),
+    }  # fmt: skip
+    nothing = np.zeros((1, spec.obs_size), np.float32)
+    segments = replace(written.segments, next_obs=nothing, prev_action=np.zeros((1, MEMBERS), np.int64))
+    episode = SampleBatch({**written.stored(), **columns}, segments)
+    q_value = 3.0 if spec.mixer is None else 3.0 / MEMBERS
+    once = {"lr": 0.0, "gamma": 0.5, "mixer": spec.mixer, "train_batch_size": 4, "training_intensity": 1.0}
+    config = QMIXConfig(**{**QUICK, **once, **settings})
+    one = QMIXRecipe().make_learner(spec, constant(spec, [0.0, q_value]), config, 0)
+    return one.learn(episode, 4)
+
+
+@pytest.mark.parametrize(("terminated", "targets"), [
+    (True, [2.734375, 3.9375, 4.75, 4.0]),
+    (False, [2.7578125, 4.03125, 5.125, 5.5]),
+])  # fmt: skip
+@pytest.mark.parametrize("mixer", ["vdn", None])
+def test_a_group_learns_lambda_targets_of_an_episode(
+    mixer: Mixer, terminated: bool, targets: list[float]
+) -> None:
+    stats = losses_of_an_episode(spec_of(2, mixer=mixer), terminated, td_lambda=0.5)
+    errors = np.abs(3.0 - np.array(targets))
+    assert stats["mean_q"] == pytest.approx(3.0)
+    assert stats["loss"] == pytest.approx(0.5 * np.mean(errors**2))
+    # The priority of a sequence.
+    assert stats["mean_td_error"] == pytest.approx(0.9 * errors.max() + 0.1 * errors.mean())
+
+
+@pytest.mark.parametrize(("n_step", "terminated", "targets"), [
+    # G_0 = 1 + 0.5 * 2 + 0.25 * 3, and G_2 = 3 + 0.5 * 4, and 0.25 * 3 more where the episode was truncated.
+    (2, True, [2.75, 4.25, 5.0, 4.0]),
+    (2, False, [2.75, 4.25, 5.75, 5.5]),
+    (1, False, [2.5, 3.5, 4.5, 5.5]),
+])  # fmt: skip
+@pytest.mark.parametrize("mixer", ["vdn", None])
+def test_a_recurrent_group_learns_targets_of_a_sequence(
+    mixer: Mixer, n_step: int, terminated: bool, targets: list[float]
+) -> None:
+    spec = spec_of(2, mixer=mixer, cell=Cell("gru", 5))
+    model = {"use_gru": True, "lstm_cell_size": 5}
+    stats = losses_of_an_episode(spec, terminated, n_step=n_step, model=model)
+    assert stats["mean_q"] == pytest.approx(3.0)
+    assert stats["loss"] == pytest.approx(0.5 * np.mean((3.0 - np.array(targets)) ** 2))
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_a_recurrent_group_sees_a_sequence_as_it_acts_step_by_step(kind: Any) -> None:
+    spec = spec_of(marked=True, cell=Cell(kind, 5))
+    weights = lively_weights(spec)
+    network = spec.torch_network({name: torch.from_numpy(value) for name, value in weights.items()})
+    sequences, steps = 2, 3
+    obs = observations(spec, sequences * steps)
+    state = before = torch.randn(sequences, sum(spec.state_sizes), generator=torch.Generator().manual_seed(1))
+    whole = network.dist_inputs(obs, None, before).reshape(sequences, steps, -1)
+    acting = OnnxBackend(spec.graphs({}), spec.head, [weights], sum(spec.state_sizes))
+    for step in range(steps):
+        rows = obs.reshape(sequences, steps, -1)[:, step]
+        decision = acting.decide(rows.numpy(), None, None, 0, state.numpy())
+        q_values, state = network.step(rows, None, state)
+        torch.testing.assert_close(q_values, whole[:, step])
+        assert decision.state is not None
+        np.testing.assert_allclose(decision.state, state.numpy(), atol=1e-6)
+        best = q_values.reshape(sequences, MEMBERS, -1).argmax(-1)
+        assert decision.actions.tolist() == best.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prioritized", [False, True])
 def test_mixing_learns_what_adding_up_cannot_express(prioritized: bool) -> None:
     errors = {}
     for mixer in ("qmix", "vdn", None):
@@ -159,7 +254,7 @@ def test_every_weight_but_epsilon_learns_and_all_are_published() -> None:
     np.testing.assert_allclose(q_values, network.dist_inputs(torch.from_numpy(obs), None).numpy(), atol=1e-5)
 
 
-def test_the_mixing_network_has_a_target_of_its_own() -> None:
+def test_the_mixing_network_has_its_own_target_network() -> None:
     spec = spec_of(2)
     one = learner(spec, target_network_update_freq=10**9, double_q=False)
     rows = next_rows(spec, [0.0], [1.0])
@@ -179,7 +274,7 @@ def test_the_mixing_network_has_a_target_of_its_own() -> None:
 @pytest.mark.each_value
 @pytest.mark.parametrize("mixer", ["qmix", None])
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(mixer: Any, prioritized: bool) -> None:
+def test_a_restored_learner_continues_as_if_it_had_never_stopped(mixer: Any, prioritized: bool) -> None:
     spec = spec_of(2, mixer=mixer)
     settings: dict[str, Any] = {
         "replay_buffer_config": {"prioritized_replay": prioritized}, "target_network_update_freq": 20,
@@ -195,7 +290,7 @@ def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(mixer: Any, prior
 
 
 def test_weights_of_another_network_are_refused() -> None:
-    with pytest.raises(ConfigError, match="give the weights of the same network"):
+    with pytest.raises(ConfigError, match="weights"):
         learner(spec_of(2)).set_weights(spec_of(2, mixer="vdn").first_weights(0))
 
 

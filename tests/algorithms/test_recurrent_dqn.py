@@ -10,11 +10,11 @@ from menv.algorithms import DQNConfig
 from menv.algorithms.dqn.learner import RecurrentDQNLearner
 from menv.algorithms.networks.stock_spec import Cell, StockSpec
 from menv.errors import ConfigError
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.q_values import QValues
 from menv.sample_batch import SampleBatch
 from tests.written_batches import batch as written
 
-SPEC = StockSpec(1, ActionHead("q_values", (4,)), (5,), dueling=True, cell=Cell("lstm", 3))
+SPEC = StockSpec(1, QValues((4,)), (5,), dueling=True, cell=Cell("lstm", 3))
 MOST = 3
 
 
@@ -67,7 +67,9 @@ def test_sequences_are_kept_with_the_state_before_them_and_the_observation_behin
 @pytest.mark.parametrize("double_q", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("n_step", [1, 2, 5])
-def test_the_loss_is_that_of_every_row_unrolled_by_itself(double_q: bool, masked: bool, n_step: int) -> None:
+def test_the_loss_equals_the_loss_of_every_row_unrolled_separately(
+    double_q: bool, masked: bool, n_step: int
+) -> None:
     batch, one = pieces(masked), learner(n_step=n_step, double_q=double_q)
     for param in one._target_params.values():
         param += 0.1

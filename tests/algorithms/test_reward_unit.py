@@ -119,32 +119,6 @@ def test_rewards_times_a_power_of_two_give_the_same_run(name: str) -> None:
         assert 0 < len(weights) - len(same) <= 8
 
 
-def test_weights_that_a_policy_is_given_before_it_learns_keep_their_q_values() -> None:
-    config = {**QUICK, "env_config": {"factor": 64.0}, "lr": 0.0}
-    with DQN(env=Corridor, config=config) as algo:
-        given = {name: value + 0.5 for name, value in algo.get_weights()["default_policy"].items()}
-        algo.set_weights({"default_policy": given})
-        algo.train()
-        for name, value in algo.get_weights()["default_policy"].items():
-            if name != "epsilon":
-                np.testing.assert_array_equal(value, given[name], err_msg=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("factor", [0.01, 1.0, 100.0])
-@pytest.mark.parametrize("mixer", ["qmix", "vdn"])
-def test_a_team_finds_the_best_answer_whatever_unit_it_is_paid_in(mixer: str, factor: float) -> None:
-    for seed in range(10):
-        config = {
-            "num_envs_per_worker": 8, "seed": seed, "env_config": {"factor": factor}, "mixer": mixer,
-            "evaluation_duration": 1, "evaluation_config": {"explore": False},
-        }  # fmt: skip
-        with QMIX(env=team, config=config) as algo:
-            for _ in range(6):
-                algo.train()
-            assert algo.evaluate()["evaluation"]["episode_reward_mean"] == pytest.approx(90.0 * factor)
-
-
 class Gamble(Alone):
     """One state: action 0 pays 5, action 1 pays 100 with probability 0.2."""
 

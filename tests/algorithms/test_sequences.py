@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from menv.algorithms import ModelConfig, PPOConfig
-from menv.algorithms.networks.stock_layers import torch_cell
 from menv.algorithms.networks.stock_spec import Cell, CellKind, StockSpec
 from menv.algorithms.ppo.learner import PPOLearner
-from menv.algorithms.training.flat_adam import FlatAdam
 from menv.algorithms.training.sequences import sequences, state_before
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.categorical import Categorical
 
-SPEC = StockSpec(3, ActionHead("categorical", (2,)), (4,), cell=Cell("lstm", 5))
+SPEC = StockSpec(3, Categorical((2,)), (4,), cell=Cell("lstm", 5))
 
 
 @given(st.lists(st.integers(1, 30), max_size=12), st.integers(1, 12))
@@ -32,18 +30,9 @@ def test_each_row_is_in_one_sequence_that_stays_within_its_piece(lengths: list[i
     assert len(cut.rows) == sum(-(-length // most) for length in lengths)
 
 
-def test_states_are_put_together_in_the_order_of_their_parts() -> None:
-    columns = {
-        "state_in_0": np.array([[1.0], [2.0]], np.float32),
-        "state_in_1": np.array([[3.0], [4.0]], np.float32),
-    }
-    assert state_before(columns).tolist() == [[1.0, 3.0], [2.0, 4.0]]
-    assert state_before(columns, np.array([1])).tolist() == [[2.0, 4.0]]
-
-
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_padded_and_unpadded_sequences_give_the_same_outputs_and_states(kind: CellKind) -> None:
-    spec = StockSpec(3, ActionHead("categorical", (2,)), (4,), cell=Cell(kind, 5))
+    spec = StockSpec(3, Categorical((2,)), (4,), cell=Cell(kind, 5))
     network: Any = spec.torch_network({name: torch.from_numpy(value) for name, value in lively(spec).items()})
     lengths = [4, 1, 7, 2]
     obs = torch.randn(sum(lengths), 3, generator=torch.Generator().manual_seed(0))
@@ -143,31 +132,3 @@ def test_every_row_is_learned_from_in_every_epoch_however_sequences_are_batched(
         learner._update = watched  # type: ignore[method-assign]
         learner.learn(columns, 0)
         assert sum(seen) == 31
-
-
-@pytest.mark.parametrize(
-    ("lengths", "steps"), [([1] * 60 + [20], 3), ([20] * 4, 2), ([2] * 20, 1), ([20, 19], 1)]
-)
-def test_a_gradient_step_is_made_on_as_many_rows_as_the_settings_say_however_short_sequences_are(
-    lengths: list[int], steps: int
-) -> None:
-    settings = PPOConfig(num_sgd_iter=1, sgd_minibatch_size=40, model=ModelConfig(max_seq_len=20))
-    learner = PPOLearner(SPEC, settings, lively(SPEC), 0)
-    learner.learn(batch_of(lengths), 0)
-    assert int(learner.state()["adam_steps"]) == steps
-
-
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_every_weight_of_a_cell_goes_on_learning_after_the_first_gradient_step(kind: CellKind) -> None:
-    cell = Cell(kind, 3)
-    adam = FlatAdam(cell.first_weights("policy", 2, np.random.default_rng(0)), 0.01)
-    used = torch_cell(cell, "policy", adam.params)
-    x, state = torch.randn(6, 2), torch.randn(2, sum(cell.state_sizes))
-    for _ in range(3):
-        fresh = {name: torch.tensor(value).requires_grad_() for name, value in adam.weights().items()}
-        for params, one in ((adam.params, used), (fresh, torch_cell(cell, "policy", fresh))):
-            torch.autograd.backward(one(x, state)[0].square().sum())
-            assert all(param.grad is not None and param.grad.any() for param in params.values())
-        for name, param in adam.params.items():
-            torch.testing.assert_close(param.grad, fresh[name].grad)
-        adam.step()

@@ -5,10 +5,12 @@ import pytest
 
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import Activation, StockSpec
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.categorical import Categorical
+from menv.inference.heads.gaussian import Gaussian
+from menv.inference.heads.q_values import QValues
 from menv.inference.onnx_backend import open_session
 
-HEAD = ActionHead("categorical", (3,))
+HEAD = Categorical((3,))
 
 
 def test_names_and_shapes_of_separate_networks() -> None:
@@ -26,7 +28,7 @@ def test_names_and_shapes_of_separate_networks() -> None:
 
 
 def test_shared_layers_appear_once_and_a_gaussian_head_has_a_free_log_std() -> None:
-    shapes = StockSpec(4, ActionHead("gaussian", (2,)), (8,), vf_share_layers=True).weight_shapes()
+    shapes = StockSpec(4, Gaussian((2,)), (8,), vf_share_layers=True).weight_shapes()
     assert [name for name in shapes if name.endswith("weight")] == [
         "shared.0.weight",
         "policy.out.weight",
@@ -37,7 +39,7 @@ def test_shared_layers_appear_once_and_a_gaussian_head_has_a_free_log_std() -> N
 
 
 def test_q_values_have_an_epsilon_of_1_and_a_value_head_only_if_they_duel() -> None:
-    head = ActionHead("q_values", (3,))
+    head = QValues((3,))
     assert list(StockSpec(4, head, (8,)).weight_shapes()) == [
         "policy.0.weight",
         "policy.0.bias",
@@ -68,22 +70,6 @@ def test_first_weights_are_orthogonal_with_their_gains_and_biases_zero() -> None
         np.testing.assert_allclose(small, gain**2 * np.eye(len(small)), atol=1e-6)
         assert not weights[f"{name}.bias"].any()
     assert all(value.dtype == np.float32 for value in weights.values())
-
-
-@pytest.mark.parametrize("dueling", [False, True])
-def test_features_of_a_q_network_bend_at_many_places_and_not_at_the_observation_of_zeros_alone(
-    dueling: bool,
-) -> None:
-    spec = StockSpec(4, ActionHead("q_values", (2,)), (8, 6), dueling=dueling)
-    weights = spec.first_weights(1)
-    for layer in spec.layers():
-        biases = weights[f"{layer.name}.bias"]
-        assert len(np.unique(biases)) == layer.outputs
-        assert np.abs(biases).max() <= layer.inputs**-0.5
-        assert biases.dtype == np.float32
-    first = f"{spec.layers()[0].name}.bias"
-    np.testing.assert_array_equal(weights[first], spec.first_weights(1)[first])
-    assert not np.array_equal(weights[first], spec.first_weights(2)[first])
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "linear"])

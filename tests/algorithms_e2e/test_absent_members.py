@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
-from menv import Policy, PolicySpec
+from menv import PolicySpec
 from menv.algorithms import PPO, QMIX
-from menv.algorithms.networks.torch_backend import TorchBackend, check_against
-from menv.algorithms.qmix.graphs import GroupGraphs
 from menv.algorithms.qmix.learner import TorchGroup
 from menv.algorithms.qmix.network import GroupSpec, group_layout
-from menv.inference.onnx_backend import OnnxBackend
 from tests.inference.lively import lively_weights
 from tests.worlds import Several
 
+# Other processes would import torch with this file.
+pytestmark = pytest.mark.usefixtures("sent_whole")
 STEPS = 12
 
 
@@ -60,11 +57,6 @@ def guards(context: Any) -> Any:
     return Guards(context).with_agent_groups({"team": ["a", "b"]})
 
 
-def choices(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the two one-hot parts of rows: [N, 2, STEPS + 1]."""
-    return obs[:, : 2 * (STEPS + 1)].reshape(len(obs), 2, STEPS + 1)
-
-
 PLACES: dict[str, dict[str, Any]] = {
     "here": {},
     "rollout worker": {"num_workers": 1},
@@ -74,7 +66,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_rows_say_which_members_are_there_wherever_they_come_from(place: str) -> None:
+def test_rows_from_every_source_have_the_members_that_are_alive(place: str) -> None:
     config = {"num_envs_per_worker": 2, "rollout_fragment_length": 60, "seed": 0, **PLACES[place]}
     with QMIX(env=guards, config=config) as algo:
         batch = algo.sample()["default_policy"]
@@ -122,38 +114,6 @@ def test_an_absent_member_is_worth_nothing_whatever_its_columns_hold(dueling: bo
     filtered = obs.copy()
     filtered[:, -2:] = [-3.0, 0.0]
     assert torch.equal(both[0], network.by_member(torch.from_numpy(filtered), None))
-
-
-@pytest.mark.parametrize("dueling", [False, True])
-def test_the_acting_graph_sees_absent_members_as_torch_does(dueling: bool) -> None:
-    spec = spec_of_guards(dueling=dueling)
-    weights = lively_weights(spec)
-    acting = OnnxBackend(GroupGraphs(spec), spec.head, [weights])
-    reference = TorchBackend(spec.torch_network, spec.head, [weights])
-    # Half of the random marks are below 0.
-    check_against(acting, reference, np.random.default_rng(1))
-
-
-def test_without_a_mixer_absent_members_have_no_error() -> None:
-    config = {"mixer": None, "num_envs_per_worker": 4, "seed": 0, "observation_filter": "MeanStdFilter"}
-    with QMIX(env=guards, config={**config, "num_steps_sampled_before_learning_starts": 100}) as algo:
-        for _ in range(2):
-            stats = algo.train()["info"]["default_policy"]
-    assert np.isfinite(stats["mean_td_error"])
-
-
-def test_a_policy_on_disk_knows_of_absent_members(tmp_path: Path) -> None:
-    env = guards({})
-    env.reset(seed=0)
-    obs = env.step({"team": (1, 0)})[0]["team"]
-    assert obs.absent == {0}
-    with QMIX(env=guards, config={"seed": 0}) as algo:
-        policy = algo.get_policy()
-        policy.export_checkpoint(tmp_path / "policy")
-        wanted = np.array(policy.act(obs)).tolist()
-    again: Any = Policy.from_checkpoint(tmp_path / "policy")
-    assert np.array(again.act(obs)).tolist() == wanted
-    assert wanted[0] == 0
 
 
 def test_a_central_critic_sees_a_group_that_qmix_trains() -> None:

@@ -90,7 +90,9 @@ def values(weights: dict[str, Floats], life: Life) -> Floats:
 
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("memory", [{}, LSTM], ids=["without memory", "LSTM"])
-def test_advantages_are_those_of_the_lives_that_were_lived(memory: dict[str, Any], batch_mode: Any) -> None:
+def test_advantages_belong_to_the_trajectories_that_were_played(
+    memory: dict[str, Any], batch_mode: Any
+) -> None:
     Written.lives.clear()
     config = {
         "num_envs_per_worker": 2, "rollout_fragment_length": 7, "batch_mode": batch_mode, "seed": 3, "gamma": 0.9,

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
 
 from menv import Episode, PolicySpec, SampleBatch
-from menv.algorithms import DQN, PPO, PPOPolicy
+from menv.algorithms import PPO, PPOPolicy
 from menv.envs import TwoStepGame
-from tests.algorithms_e2e.looking import Others, WithCritic, watching
+from tests.algorithms_e2e.looking import Others, WithCritic
 from tests.algorithms_e2e.shifts import Shifts, mapped_to_themselves
 
 SMALL = {"sgd_minibatch_size": 8, "num_sgd_iter": 2, "seed": 1}
@@ -103,62 +102,7 @@ def test_modules_are_trained_by_the_same_optimizer_and_are_no_part_of_what_acts(
         assert not np.array_equal(algo.get_weights()["p"]["critic.0.weight"], before["critic.0.weight"])
 
 
-def test_the_seed_decides_modules_too_and_leaves_torch_alone() -> None:
-    def weights(seed: int) -> dict[str, npt.NDArray[Any]]:
-        config = {**SMALL, "seed": seed, "train_batch_size": 30}
-        multiagent = {"policies": {"p": PolicySpec(WithCritic), "q": PolicySpec(WithCritic)}}
-        to = {"policy_mapping_fn": lambda agent_id, **kw: "p" if agent_id == "a" else "q"}
-        with PPO(env=Shifts, config={**config, "multiagent": {**multiagent, **to}}) as algo:
-            algo.train()
-            found = algo.get_weights()
-        assert not np.array_equal(found["p"]["critic.0.weight"], found["q"]["critic.0.weight"])
-        first: dict[str, npt.NDArray[Any]] = found["p"]
-        return first
-
-    torch.manual_seed(4)
-    first = weights(2)
-    drawn = torch.rand(1)
-    torch.manual_seed(4)
-    assert torch.equal(drawn, torch.rand(1))
-    assert all(np.array_equal(first[name], value) for name, value in weights(2).items())
-    assert not np.array_equal(first["critic.0.weight"], weights(3)["critic.0.weight"])
-
-
 @pytest.mark.slow
-def test_such_a_policy_may_come_later_and_beside_those_of_another_algorithm() -> None:
-    watch, seen = watching(base=WithCritic)
-    with DQN(env=Shifts, config={"seed": 1, "rollout_fragment_length": 5, "num_envs_per_worker": 2}) as algo:
-        algo.sample()
-        assert "env_t" not in algo.sample()["default_policy"]
-        to = {"a": "default_policy", "b": "late", "c": "late"}
-        algo.add_policy("late", watch, policy_mapping_fn=lambda agent_id, **kw: to[agent_id])
-        algo.train()
-        batch = algo.sample()
-        assert {"env_t", "next_env_t"} <= set(batch["default_policy"].stored())
-        assert {"advantages", "value_targets"} <= set(batch["late"])
-        assert "advantages" not in batch["default_policy"]
-        for own, others, episode in seen:
-            agent = episode.get_agents()[int(own["agent_index"][0])]
-            assert set(others) <= {"a", "b", "c"} - {agent}
-            assert "a" in others
-        assert "late" in algo.train()["info"]
-
-
-def test_a_frozen_policy_keeps_its_weights_and_its_modules() -> None:
-    watch, seen = watching(base=WithCritic)
-    multiagent = {
-        "policies": {"a": PolicySpec(watch), "b": None, "c": None},
-        **EACH,
-        "policies_to_train": ["b"],
-    }
-    with PPO(env=Shifts, config={**SMALL, "train_batch_size": 30, "multiagent": multiagent}) as algo:
-        before = algo.get_weights(["a"])["a"]
-        algo.train()
-        after = algo.get_weights(["a"])["a"]
-    assert seen
-    assert all(np.array_equal(before[name], after[name]) for name in before)
-
-
 def test_the_two_step_game_is_won_with_a_central_critic() -> None:
     config = {
         "critic_obs": "all_agents",

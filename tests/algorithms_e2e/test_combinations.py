@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -13,9 +12,8 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
-from menv import DefaultCallbacks, PolicySpec, RandomPolicy, SampleBatch
+from menv import DefaultCallbacks, SampleBatch
 from menv.algorithms import DQN, PPO, Algorithm
-from menv.algorithms.training.sequences import state_before
 from tests.algorithms_e2e.comings import Comings
 from tests.inside import policy_set
 
@@ -94,7 +92,8 @@ TWO: dict[str, Any] = {"policies": ["first", "others"], "policy_mapping_fn": fir
 def check_memory(algorithm: Algorithm, policy_id: str, batch: SampleBatch) -> None:
     """Assert that each row's state is what the network makes of the row before, and the answer that of the state."""
     built, index = policy_set(algorithm).learners._network_of(policy_id)
-    backend, before, mask = built.networks.backend, state_before(batch), batch.get("action_mask")
+    before = np.concatenate([batch[name] for name in batch if name.startswith("state_in_")], 1)
+    backend, mask = built.networks.backend, batch.get("action_mask")
     assert not before[batch["t"] == 0].any()
     after = backend.decide(batch["obs"], mask, None, index, before).state
     assert after is not None
@@ -144,7 +143,7 @@ ACTS = [
 )
 @pytest.mark.parametrize("inference", ["onnx", pytest.param("torch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", [*ACTS, {"obs": "image", "mask": True}, {"obs": "choice"}], ids=str)
-def test_a_memory_goes_with_every_kind_of_action_and_observation(
+def test_recurrent_policies_work_with_every_kind_of_action_and_observation(
     world: dict[str, Any], inference: str
 ) -> None:
     with PPO(env=Comings, config={**ON_POLICY, "env_config": world, "inference": inference}) as algorithm:
@@ -164,7 +163,9 @@ def test_a_memory_goes_with_every_kind_of_action_and_observation(
     {"critic_obs": "all_agents", "env_config": {"act": "boxes"}, "batch_mode": "complete_episodes"},
     {"critic_obs": lambda batch, others, episode: batch["obs"][:, :2], "critic_obs_size": 2},
 ], ids=without_addresses)  # fmt: skip
-def test_a_memory_goes_with_every_way_to_sample_and_to_value(changes: dict[str, Any]) -> None:
+def test_recurrent_policies_work_with_every_way_to_sample_and_to_compute_values(
+    changes: dict[str, Any],
+) -> None:
     with PPO(env=Comings, config={**ON_POLICY, **changes}) as algorithm:
         for _ in range(2):
             check_memory(algorithm, "default_policy", algorithm.sample()["default_policy"])
@@ -178,7 +179,7 @@ def test_a_memory_goes_with_every_way_to_sample_and_to_value(changes: dict[str, 
     {"model": GRU, "clip_rewards": 0.5, "multiagent": {"count_steps_by": "agent_steps"}},
     {"model": {**GRU, "shared_layers": "all"}, "env_config": {"obs": "floats"}, "rollout_fragment_length": "auto"},
 ], ids=str)  # fmt: skip
-def test_q_values_with_a_memory_go_with_everything(changes: dict[str, Any]) -> None:
+def test_recurrent_q_values_work_with_every_setting(changes: dict[str, Any]) -> None:
     with DQN(env=Comings, config={**OFF_POLICY, **changes}) as algorithm:
         for _ in range(2):
             check_memory(algorithm, "default_policy", algorithm.sample()["default_policy"])
@@ -192,7 +193,7 @@ def test_q_values_with_a_memory_go_with_everything(changes: dict[str, Any]) -> N
 @pytest.mark.each_value
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("changes", [{}, {"callbacks": Watching}, {"critic_obs": "all_agents"}], ids=str)
-def test_a_memory_goes_with_every_way_in_which_vectorised_environments_reset(
+def test_recurrent_policies_work_with_every_autoreset_mode(
     mode: AutoresetMode, changes: dict[str, Any]
 ) -> None:
     def short() -> gym.Env[Any, Any]:
@@ -211,42 +212,10 @@ def test_a_memory_goes_with_every_way_in_which_vectorised_environments_reset(
         assert all((before[name] != after[name]).any() for name in before)
 
 
-def test_states_stay_with_their_agents_while_policies_come_and_go() -> None:
-    def mapped(by_agent: dict[str, str]) -> Callable[..., str]:
-        return lambda agent_id, *args, **kwargs: by_agent[agent_id]
-
-    def check(algorithm: Algorithm, ids: set[str]) -> None:
-        seen = set()
-        for _ in range(8):
-            batch = algorithm.sample()
-            seen |= set(batch)
-            for policy_id, own in batch.policy_batches.items():
-                check_memory(algorithm, policy_id, own)
-        assert set(batch) == ids
-
-    with PPO(env=Comings, config={**ON_POLICY, "rollout_fragment_length": 4, "multiagent": TWO}) as algorithm:
-        check(algorithm, {"first", "others"})
-        algorithm.add_policy(
-            "third", policy_mapping_fn=mapped({"a0": "first", "a1": "third", "a2": "others"})
-        )
-        check(algorithm, {"first", "others", "third"})
-        gru = PolicySpec(config={"model": GRU})
-        algorithm.add_policy(
-            "gru", gru, policy_mapping_fn=mapped({"a0": "first", "a1": "gru", "a2": "others"})
-        )
-        algorithm.remove_policy("third")
-        check(algorithm, {"first", "others", "gru"})
-        for policy_id in ("first", "others"):
-            algorithm.remove_policy(policy_id, policy_mapping_fn=lambda *args, **kwargs: "gru")
-        check(algorithm, {"gru"})
-        algorithm.train()
-        algorithm.evaluate()
-
-
 @pytest.mark.slow_unless("{'act': 'choice'*False*-Recurrent", "{'obs': 'image'*tuple*-Grid")
 @pytest.mark.parametrize("module", [Grid, Recurrent])
 @pytest.mark.parametrize("world", [*ACTS, {"obs": "image", "mask": True, "act": "tuple"}], ids=str)
-def test_a_users_module_goes_with_every_action_and_with_policies_that_come(
+def test_a_custom_module_works_with_every_action_space_and_with_added_policies(
     module: Any, world: dict[str, Any]
 ) -> None:
     model = {"custom_model": module, "max_seq_len": 4}
@@ -264,35 +233,6 @@ def test_a_users_module_goes_with_every_action_and_with_policies_that_come(
         learned = algorithm.get_weights(["new"])["new"]
         assert "new" in result["info"]
         assert all((learned[name] != copied[name]).any() for name in copied)
-
-
-def test_every_kind_of_policy_learns_in_one_run() -> None:
-    def env(context: Any) -> Any:
-        return Comings(context).with_agent_groups({"team": ["a0", "a1"]})
-
-    flat = {"model": {"use_lstm": False}, "num_steps_sampled_before_learning_starts": 10}
-    own = {"use_lstm": False, "custom_model": Recurrent}
-    by_agent = {"team": "group", "a2": "lstm", "a3": "module", "a4": "q", "a5": "random"}
-    multi = {
-        "policies": {
-            "group": PolicySpec(algorithm="QMIX", config=flat),
-            "lstm": None,
-            "module": PolicySpec(config={"model": own, "critic_obs": None}),
-            "q": PolicySpec(algorithm="DQN", config=flat),
-            "random": PolicySpec(policy_class=RandomPolicy),
-        },
-        "policy_mapping_fn": lambda agent_id, **kwargs: by_agent[agent_id],
-    }
-    world = {"agents": 6, "mask": True, "steady": True, "obs": "image"}
-    config = {**ON_POLICY, "env_config": world, "critic_obs": "all_agents", "multiagent": multi}
-    with PPO(env=env, config=config) as algorithm:
-        before = algorithm.get_weights(["group", "lstm", "module", "q"])
-        for _ in range(2):
-            result = algorithm.train()
-        after = algorithm.get_weights(list(before))
-        algorithm.evaluate()
-    assert set(result["info"]) == {"group", "lstm", "module", "q", "learner"}
-    assert all((before[one][name] != after[one][name]).any() for one in before for name in before[one])
 
 
 @pytest.mark.slow_unless("numbers-*lstm': True*", "image-{'fcnet_hiddens': *]}")

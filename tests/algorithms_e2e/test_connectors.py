@@ -17,7 +17,6 @@ from menv.connectors import (
     ActionConnectorDataType,
     AgentConnector,
     AgentConnectorDataType,
-    ClipRewardAgentConnector,
     MeanStdObservationFilterAgentConnector,
 )
 from menv.sample_batch import SampleBatch
@@ -163,18 +162,6 @@ def test_a_snapshot_made_as_the_page_says_filters_and_acts_as_its_learner() -> N
         assert filter_of(algo, "past").to_state() == kept != filter_of(algo, "main").to_state()
 
 
-def test_policies_that_act_together_have_statistics_of_their_own() -> None:
-    multi = {"policies": ["a", "b"], "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id}
-    settings = {**SMALL, "observation_filter": "MeanStdFilter", "multiagent": multi}
-    with PPO(env=Pair, config=settings) as algo:
-        algo.train()
-        slow, fast = filter_of(algo, "a").statistics, filter_of(algo, "b").statistics
-        assert slow.mean[0] < 6 < 20 < fast.mean[0]
-        batch = algo.sample()
-        for policy_id in ("a", "b"):
-            assert np.abs(batch[policy_id]["obs"]).max() < 4
-
-
 class Looks(AgentConnector):
     """Changes nothing, and remembers what it has seen."""
 
@@ -248,37 +235,7 @@ def test_a_users_connectors_stand_between_the_environment_and_the_network_everyw
         algo.train()
 
 
-def test_removing_a_connector_takes_effect_and_leaves_a_working_policy() -> None:
-    with PPO(env=Counts, config={**SMALL, "observation_filter": "MeanStdFilter"}) as algo:
-        policy: Any = algo.get_policy()
-        algo.train()
-        policy.agent_connectors.remove("FlattenDataAgentConnector")
-        policy.agent_connectors.remove("MeanStdObservationFilterAgentConnector")
-        algo.sample()
-        batch = algo.sample()["default_policy"]
-        late = batch["t"] > 0
-        assert (batch["obs"][late][5:, 0] >= 1).all()
-
-
-def test_policies_of_one_group_may_have_different_connectors() -> None:
-    multi = {"policies": ["a", "b"], "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id}
-
-    class Tenfold(AgentConnector):
-        def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-            ac_data.data[NEXT_OBS] = ac_data.data[NEXT_OBS] / 10
-            return ac_data
-
-    with PPO(env=Pair, config={**SMALL, "multiagent": multi}) as algo:
-        algo.get_policy("b").agent_connectors.prepend(Tenfold())  # type: ignore[attr-defined]
-        batch = algo.sample()
-        for policy_id in ("a", "b"):
-            rows = batch[policy_id]
-            assert set(rows["obs"].ravel().tolist()) <= set(range(9))
-            assert set(rows["new_obs"].ravel().tolist()) <= set(range(10))
-            assert rows["new_obs"].max() == 9
-
-
-def test_evaluations_follow_changes_and_keep_connectors_of_their_own() -> None:
+def test_evaluations_follow_changes_and_keep_separate_connectors() -> None:
     looks = Looks()
     with PPO(env=Counts, config={**SMALL, "evaluation_duration": 3}) as algo:
         policy: Any = algo.get_policy()
@@ -294,14 +251,6 @@ def test_evaluations_follow_changes_and_keep_connectors_of_their_own() -> None:
         algo.sample()
         assert len(looks.answers) == 60
         assert len(looks.seen) > 54
-
-
-def test_a_connector_for_rewards_is_put_in_by_hand_and_clips_the_last_one_too() -> None:
-    with PPO(env=Counts, config=SMALL) as algo:
-        algo.get_policy().agent_connectors.prepend(ClipRewardAgentConnector(limit=3.0))  # type: ignore[attr-defined]
-        batch = algo.sample()["default_policy"]
-        assert batch["rewards"].tolist() == np.minimum(batch["t"] + 1.0, 3.0).tolist()
-        assert batch["truncateds"].any()
 
 
 # Stacked frames in training: each life's own, and a network that is as wide as they are.

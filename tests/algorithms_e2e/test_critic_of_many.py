@@ -14,7 +14,6 @@ from menv.algorithms import PPO
 from tests.algorithms_e2e.comings import Comings
 
 AGENTS = ("a0", "a1", "a2", "a3")
-CHOICES = 3
 BY_AGENT = {"a0": "critic", "a1": "q", "a2": "random", "a3": "critic"}
 FLAT: dict[str, Any] = {"fcnet_hiddens": [8]}
 CONFIG: dict[str, Any] = {
@@ -34,8 +33,8 @@ CONFIG: dict[str, Any] = {
         "policy_mapping_fn": lambda agent_id, **kwargs: BY_AGENT[agent_id],
     },
 }
-Sight = tuple[int, int, npt.NDArray[Any], int]
-"""An env step, the one of the agent's next observation or end, what it saw and what it did."""
+Sight = tuple[int, int, npt.NDArray[Any]]
+"""An env step, the one of the agent's next observation or end, and what it saw."""
 
 
 class Remembering(PPO):
@@ -62,7 +61,7 @@ def sights(
         for row in range(own.count):
             eps_id, number = int(own["eps_id"][row]), int(own["agent_index"][row])
             dates = int(own["env_t"][row]), int(own["next_env_t"][row])
-            sight = (*dates, own["obs"][row], int(own["actions"][row]))
+            sight = (*dates, own["obs"][row])
             found.setdefault((eps_id, episodes[eps_id].get_agents()[number]), []).append(sight)
 
 
@@ -82,7 +81,7 @@ def numbers(obs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     {"model": {**FLAT, "use_lstm": True}},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("mask", [False, True])
-def test_each_row_shows_who_was_there_in_its_env_step_and_what_they_did(
+def test_each_row_has_the_agents_of_its_env_step_and_their_observations(
     obs: str, changes: dict[str, Any], mask: bool
 ) -> None:
     config = {**CONFIG, **changes, "env_config": {"obs": obs, "mask": mask, "agents": len(AGENTS)}}
@@ -93,7 +92,7 @@ def test_each_row_shows_who_was_there_in_its_env_step_and_what_they_did(
             batch = algorithm.sample()
             sights(batch, algorithm.seen, seen)
             own = batch["critic"]
-            # What agents that wait have done is known later.
+            # What agents that wait have seen is known later.
             for row in range(own.count) if number < 3 else ():
                 eps_id = int(own["eps_id"][row])
                 me = algorithm.seen[eps_id].get_agents()[int(own["agent_index"][row])]
@@ -105,12 +104,10 @@ def test_each_row_shows_who_was_there_in_its_env_step_and_what_they_did(
             for other in AGENTS:
                 if other == me:
                     continue
-                cell = np.zeros(len(parts[0]) + CHOICES + 1, np.float32)
-                for since, until, shown, action in seen.get((eps_id, other), ()):
+                cell = np.zeros(len(parts[0]) + 1, np.float32)
+                for since, until, shown in seen.get((eps_id, other), ()):
                     if since <= date < until:
-                        cell[: len(parts[0])] = numbers(shown)
-                    if since == date:
-                        cell[len(parts[0]) + action] = cell[-1] = 1.0
+                        cell[:] = [*numbers(shown), 1.0]
                 parts.append(cell)
             np.testing.assert_allclose(own["critic_obs"][row], np.concatenate(parts), atol=1e-6)
             compared += 1
@@ -121,34 +118,3 @@ def test_each_row_shows_who_was_there_in_its_env_step_and_what_they_did(
         algorithm.evaluate()
     for policy_id in ("critic", "q"):
         assert all((before[policy_id][name] != after[policy_id][name]).any() for name in before[policy_id])
-
-
-def test_a_function_may_write_into_the_rows_that_it_is_given() -> None:
-    def spoiling(batch: SampleBatch, others: Any, episode: Any) -> npt.NDArray[Any]:
-        batch["rewards"][:] = 99.0
-        batch["obs"] *= 0.0
-        return np.ones((batch.count, 2))
-
-    with PPO(env=Comings, config={**CONFIG, "critic_obs": spoiling, "critic_obs_size": 2}) as algorithm:
-        batch = algorithm.sample()["critic"]
-        assert (batch["rewards"] != 99.0).all()
-        assert batch["obs"].any()
-
-
-def test_policies_come_and_go_below_a_critic_of_all_agents() -> None:
-    def mapped(**by_agent: str) -> Any:
-        return lambda agent_id, **kwargs: by_agent.get(agent_id, "critic")
-
-    config = {**CONFIG, "rollout_fragment_length": 4, "env_config": {"agents": 4, "mask": True}}
-    lstm = PolicySpec(config={"model": {"use_lstm": True}, "critic_obs": None})
-    with PPO(env=Comings, config=config) as algorithm:
-        algorithm.train()
-        algorithm.add_policy("late", lstm, policy_mapping_fn=mapped(a1="late", a2="random", a0="q"))
-        algorithm.train()
-        algorithm.remove_policy("q", policy_mapping_fn=mapped(a1="late", a2="random"))
-        algorithm.train()
-        algorithm.remove_policy("random", policy_mapping_fn=mapped(a1="late"))
-        algorithm.remove_policy("late", policy_mapping_fn=mapped())
-        for _ in range(2):
-            result = algorithm.train()
-    assert set(result["info"]) == {"critic", "learner"}

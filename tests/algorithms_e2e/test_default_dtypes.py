@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from menv import PolicySpec
-from menv.algorithms import DQN, PPO, QMIX, PPOPolicy
+from menv.algorithms import DQN, PPO, QMIX
 from menv.envs import TicTacToe, TwoStepGame
 from menv.errors import ConfigError
 from tests.worlds import Alone
@@ -120,49 +120,8 @@ def test_a_default_of_double_precision_changes_nothing(name: str, request: pytes
 @pytest.mark.usefixtures("doubles")
 def test_a_module_of_doubles_is_refused() -> None:
     model = {"custom_model": Single, "custom_model_config": {"dtype": torch.float64}}
-    with pytest.raises(ConfigError, match="custom_model Single"):
+    with pytest.raises(ConfigError, match="custom_model"):
         PPO(env="CartPole-v1", config={**SMALL, "model": model})
 
 
 # Whatever mode torch is in where an algorithm is built or trained, its policies learn, then and later.
-
-
-ROWS: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "rollout_fragment_length": 20,
-    "train_batch_size": 20,
-    "seed": 1,
-}
-OF_PPO = {**ROWS, "sgd_minibatch_size": 10, "num_sgd_iter": 1}
-
-
-class WithCritic(PPOPolicy):
-    """Has a module that learns nothing."""
-
-    def make_modules(self) -> dict[str, nn.Module]:
-        return {"critic": nn.Linear(4, 1)}
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("built_within", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "config"),
-    [
-        (PPO, OF_PPO),
-        (PPO, {**OF_PPO, "inference": "torch", "model": {"use_lstm": True}}),
-        (PPO, {**OF_PPO, "multiagent": {"policies": {"default_policy": PolicySpec(WithCritic)}}}),
-        (DQN, {**ROWS, "num_steps_sampled_before_learning_starts": 0, "min_sample_timesteps_per_iteration": 40}),
-    ],
-)  # fmt: skip
-def test_inference_mode_keeps_nobody_from_learning(kind: Any, config: Any, built_within: bool) -> None:
-    with torch.inference_mode(built_within):
-        algo = kind(config=config)
-    with algo:
-        before = algo.get_weights()["default_policy"]
-        with torch.inference_mode():
-            algo.train()
-        between = algo.get_weights()["default_policy"]
-        algo.train()
-        after = algo.get_weights()["default_policy"]
-        for one, other in ((before, between), (between, after)):
-            assert not all(np.array_equal(one[name], other[name]) for name in one if name != "epsilon")

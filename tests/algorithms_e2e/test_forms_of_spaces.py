@@ -14,9 +14,10 @@ from gymnasium import spaces
 from menv import PolicySpec, check_env
 from menv.algorithms import PPO
 from menv.base_env import ALL, AgentId
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
+from tests.worlds import Alone
 
 UNIT, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
 SEEN: dict[str, gym.Space[Any]] = {"car": UNIT, "light": spaces.Discrete(4)}
@@ -152,36 +153,13 @@ def test_the_checker_finds_no_error_in_any_of_them(kind: Any) -> None:
     assert {finding.code for finding in check_env(kind, env_steps=30)} <= {"ME006"}
 
 
-def test_an_environment_is_reset_for_its_spaces_only_where_they_are_wanted() -> None:
-    made: list[Crossing] = []
-
-    class Counted(LateAgents):
-        def declare(self) -> None:
-            made.append(self)
-
-    with league(Counted) as algo:
-        # That reset begins the first episode, which is sampled: three episodes in 12 env steps, and the next.
-        assert made[0].resets == 1
-        algo.train()
-        assert made[0].resets == 4
-    given = {agent: PolicySpec(None, SEEN[agent], DONE[agent]) for agent in SEEN}
-    with league(Counted, multiagent={"policies": given, "policy_mapping_fn": to_own_policy}):
-        assert made[1].resets == 0
-
-
 def test_a_single_agents_spaces_may_be_known_after_the_first_reset() -> None:
-    class Late(gym.Env[Any, Any]):
-        def __init__(self, config: Any = None) -> None:
-            self.observation_space: Any = None
-            self.action_space: Any = None
+    class Late(Alone):
+        observation_space, action_space, length = None, None, 4
 
-        def reset(self, **kwargs: Any) -> Any:
-            self.observation_space, self.action_space, self.at = UNIT, TWO, 0
-            return np.zeros(3, np.float32), {}
-
-        def step(self, action: Any) -> Any:
-            self.at += 1
-            return np.zeros(3, np.float32), 1.0, self.at == 4, False, {}
+        def see(self) -> Any:
+            self.observation_space, self.action_space = UNIT, TWO
+            return np.zeros(3, np.float32)
 
     with PPO(env=Late, config=SMALL) as algo:
         assert algo.train()["episode_reward_mean"] == 4.0
@@ -244,29 +222,8 @@ def test_a_class_of_several_agents_below_gymnasium_is_refused_when_the_algorithm
     assert [finding.code for finding in check_env(Several)] == ["ME007"]
 
 
-@pytest.mark.parametrize("observed", [UNIT, spaces.Dict(a=UNIT, b=UNIT)])
-def test_one_whose_spaces_are_those_of_one_agent_is_refused_in_its_first_episode(observed: Any) -> None:
-    class Several(OfSeveral):
-        observation_space = observed
-
-    with PPO(env=Several, config=SMALL) as algo, pytest.raises(ContractError, match=DERIVE):
-        algo.train()
-
-
-@pytest.mark.parametrize("fn", [to_own_policy, lambda agent_id, **kwargs: {"a": "a", "b": "b"}[agent_id]])
-def test_one_whose_policies_are_those_of_several_agents_is_refused_when_the_algorithm_is_built(
-    fn: Any,
-) -> None:
-    class Several(OfSeveral):
-        observation_space = spaces.Dict(a=UNIT, b=UNIT)
-        action_space = spaces.Dict(a=TWO, b=TWO)
-
-    with pytest.raises((ConfigError, ContractError), match=DERIVE):
-        PPO(env=Several, config={**SMALL, "multiagent": {"policies": ["a", "b"], "policy_mapping_fn": fn}})
-
-
 @pytest.mark.parametrize("where", ["spec", "config", "of each agent"])
-def test_an_observation_space_wider_than_the_environments_is_taken(where: str) -> None:
+def test_an_observation_space_wider_than_the_environments_is_used(where: str) -> None:
     wide = {"car": spaces.Box(-2.0, np.inf, (3,)), "light": spaces.Discrete(6)}
     settings: dict[str, Any] = {}
     if where == "spec":
@@ -292,9 +249,7 @@ def test_an_observation_space_that_does_not_hold_the_environments_is_refused(nar
 def test_an_action_space_may_be_narrower_than_the_environments_and_not_wider() -> None:
     with league(InDictSpaces, action_space={"light": spaces.Discrete(2)}) as algo:
         assert set(algo.sample()["light"]["actions"].tolist()) <= {0, 1}
-    with pytest.raises(
-        ConfigError, match=r"or one within it, because the environment takes no other actions"
-    ):
+    with pytest.raises(ConfigError):
         league(InDictSpaces, action_space={"light": spaces.Discrete(6)})
 
 
@@ -305,7 +260,7 @@ def test_observations_of_another_number_type_are_cast_with_one_warning(number: f
             return {"car": np.full(3, number), "light": 3}
 
     with league(Other) as algo:
-        with pytest.warns(UserWarning, match="they are cast because no value is lost") as warned:
+        with pytest.warns(UserWarning, match="they are cast, because no value is lost") as warned:
             rows = algo.sample()["car"]["obs"]
         assert len(warned) == 1
         # And no other one, which would be an error.

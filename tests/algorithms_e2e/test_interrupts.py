@@ -15,11 +15,10 @@ import pytest
 from gymnasium.spaces import Box
 
 from menv.algorithms import DQN, PPO
-from menv.algorithms.rollouts.local_rollouts import LocalRollouts
-from menv.callbacks import DefaultCallbacks
 from menv.envs import TicTacToe
 from menv.sample_batch import SampleBatch
-from tests.checkpoints.runs import resumed_twice, weights_of
+from menv.tracking import Run
+from tests.checkpoints.runs import resumed_twice
 from tests.inside import base_env, metrics
 from tests.interrupting import Alarm, raised_at
 from tests.worlds import Alone, Several
@@ -118,7 +117,7 @@ def check_rows(batch: SampleBatch) -> None:
 @pytest.mark.parametrize(
     ("due", "what"), [(0, "step"), (1, "step"), (47, "step"), (200, "step"), (5, "reset")]
 )
-def test_training_goes_on_after_an_interrupt(env: Any, due: int, what: str) -> None:
+def test_training_continues_after_an_interrupt(env: Any, due: int, what: str) -> None:
     with PPO(env=env, config=SMALL) as algo:
         before = algo.train()
         interrupted(algo, due, what)
@@ -135,7 +134,7 @@ def test_training_goes_on_after_an_interrupt(env: Any, due: int, what: str) -> N
 
 
 @pytest.mark.parametrize("env", ENVS, ids=["gym", "agents", "vectorised"])
-def test_a_run_that_was_interrupted_can_be_saved_and_goes_on_from_there(env: Any, tmp_path: Path) -> None:
+def test_a_run_that_was_interrupted_can_be_saved_and_continues_from_there(env: Any, tmp_path: Path) -> None:
     with PPO(env=env, config=SMALL) as algo:
         algo.train()
         interrupted(algo, 31)
@@ -169,95 +168,18 @@ def test_a_run_in_other_processes_can_be_saved_and_restored_where_it_is(env: Any
             assert [algo.train()["digest"] for _ in range(2)] == expected
 
 
-def test_fragments_of_a_batch_that_was_not_full_are_forgotten_by_a_restore(
-    tmp_path: Path,
+def test_ctrl_c_while_a_result_is_built_ends_the_run_after_that_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with PPO(env=CountedAgents, config=SMALL) as algo:
-        algo.train()
-        early = algo.save(tmp_path / "early")
-        # In the second of the two fragments of a batch.
-        interrupted(algo, 47)
-        late = algo.save(tmp_path / "late")
-        for folder in (late, early):
-            with PPO.from_checkpoint(folder, env=CountedAgents) as again:
-                wanted = again.train()
-                weights = weights_of(again)
-            algo.restore(folder)
-            found = algo.train()
-            assert [
-                found[key] for key in ("digest", "num_agent_steps_sampled", "num_agent_steps_trained")
-            ] == [wanted[key] for key in ("digest", "num_agent_steps_sampled", "num_agent_steps_trained")]
-            assert weights_of(algo) == weights
+    def info(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return {}
 
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_same_holds_beside_processes(workers: int) -> None:
-    """Where environments live elsewhere it is a callback that raises: in this process, and in a worker."""
-    seen = itertools.count()
-
-    class Nervous(DefaultCallbacks):
-        def on_episode_step(self, **_: Any) -> None:
-            if next(seen) == 40:
-                raise LookupError("by mistake")
-
-    config = {**SMALL, "callbacks": Nervous, "engine": "process", "num_workers": workers,
-              "remote_worker_envs": not workers}  # fmt: skip
-    with PPO(env="CartPole-v1", config=config) as algo:
-        with pytest.raises(Exception, match="by mistake"):
-            train_on(algo)
-        assert algo.train()["num_env_steps_sampled"] >= 60
-        assert algo.train()["num_env_steps_sampled"] >= 120
-
-
-class Slips:
-    """Raises at one of its calls."""
-
-    def __init__(self) -> None:
-        self.left = 10**9
-
-    def __call__(self, *_: Any, **__: Any) -> str:
-        self.left -= 1
-        if self.left == 0:
-            raise LookupError("by mistake")
-        return "one"
-
-
-@pytest.mark.parametrize(
-    "seat", ["policy_mapping_fn", "on_episode_start", "on_episode_end", "on_episode_step"]
-)
-def test_a_function_of_the_users_that_raises_once_does_not_end_the_run(seat: str) -> None:
-    slips = Slips()
-    callbacks = type("Own", (DefaultCallbacks,), {seat: lambda _, **__: slips()})
-    multiagent = {
-        "policies": {"one"},
-        "policy_mapping_fn": slips if seat == "policy_mapping_fn" else "one".format,
-    }
-    with PPO(env=CountedAgents, config={**SMALL, "callbacks": callbacks, "multiagent": multiagent}) as algo:
-        algo.train()
-        slips.left = 20
-        with pytest.raises(Exception, match="by mistake"):
-            train_on(algo)
-        for _ in range(3):
-            for batch in algo.sample().policy_batches.values():
-                check_rows(batch)
-
-
-@pytest.mark.parametrize("unit", ["episodes", "timesteps"])
-def test_an_evaluation_that_was_interrupted_begins_again(unit: str) -> None:
-    config = {
-        **SMALL,
-        "evaluation_duration": 6 if unit == "episodes" else 42,
-        "evaluation_duration_unit": unit,
-    }
-    with PPO(env=Counted, config=config) as algo:
-        algo.evaluate()
-        Counted.due = 20
-        with pytest.raises(KeyboardInterrupt):
-            algo.evaluate()
-        for _ in range(2):
-            told = algo.evaluate()["evaluation"]
-            assert (told["episodes_this_iter"], told["episode_len_mean"]) == (6, LENGTH)
-        assert algo.train()["num_episodes_not_resumed"] == 0
+    monkeypatch.setattr("menv.algorithms.algorithm.learner_info", info)
+    with PPO(env=CountedAgents, config=SMALL) as algo, pytest.raises(KeyboardInterrupt):
+        algo.learn(10**6, run_dir=tmp_path / "run")
+    assert [one["training_iteration"] for one in Run(tmp_path / "run").results()] == [1]
+    assert (tmp_path / "run" / "checkpoints" / "LATEST").read_text().strip() == "000001"
 
 
 @pytest.mark.slow_unless("agents")
@@ -290,27 +212,6 @@ def test_sampling_may_be_interrupted_anywhere(make: Callable[[], Any], stride: i
             assert metrics(algo).episodes_not_resumed - before <= 2
         assert instruction > 5000
         algo._rollouts.state()
-
-
-@pytest.mark.slow_unless("gym")
-@pytest.mark.parametrize("env", [Counted, CountedAgents], ids=["gym", "agents"])
-def test_beginning_again_may_be_interrupted_anywhere(env: type) -> None:
-    """Whatever is raised while a fragment is given up, no step is forgotten."""
-    with PPO(env=env, config=TINY) as algo:
-        rollouts = algo._rollouts
-        assert isinstance(rollouts, LocalRollouts)
-        rollouts.sample()
-        for instruction in itertools.count(1, 29):
-            Counted.due = 3
-            with pytest.raises(KeyboardInterrupt):
-                rollouts.sample()
-            steps, rows = rollouts.env_steps, rollouts.digest.rows
-            interrupted = raised_at(instruction, rollouts._recover)
-            assert rollouts.sample().env_steps() == rollouts.env_steps - steps
-            assert rollouts.digest.rows > rows > 0
-            if not interrupted:
-                break
-        assert instruction > 500
 
 
 @pytest.mark.parametrize(

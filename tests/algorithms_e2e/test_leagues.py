@@ -13,7 +13,7 @@ from menv import Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO, Algorithm
 from menv.base_env import AgentId
 from menv.errors import ConfigError
-from tests.worlds import Calling, Several
+from tests.worlds import Several
 
 SPACES: dict[str, tuple[gym.Space[Any], gym.Space[Any]]] = {
     "car_0": (gym.spaces.Box(-1.0, 1.0, (3,)), gym.spaces.Discrete(3)),
@@ -99,32 +99,12 @@ def check_goes_on(algo: Algorithm, path: Path, config: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_policies_of_agents_with_other_spaces_may_rest_and_go_on_from_a_checkpoint(
+def test_policies_of_agents_with_other_spaces_may_rest_and_continue_from_a_checkpoint(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     with PPO(league(**settings)) as algo:
         play_a_season(algo)
         check_goes_on(algo, tmp_path, {"env": Crossing})
-
-
-def test_a_league_of_callers_keeps_the_spaces_of_those_who_rest(tmp_path: Path) -> None:
-    def caller(config: Any) -> Calling:
-        return Calling(Crossing())
-
-    with PPO(league(env=caller)) as algo:
-        play_a_season(algo)
-        check_goes_on(algo, tmp_path, {"env": caller})
-
-
-def test_a_new_policy_may_be_trained_by_another_algorithm() -> None:
-    with PPO(league()) as algo:
-        trained_by = PolicySpec(algorithm="DQN")
-        algo.add_policy("car_q", trained_by, policy_mapping_fn=Cars("car_q"))
-        assert "epsilon" in algo.get_weights("car_q")["car_q"]
-        algo.train()
-        with pytest.raises(ConfigError, match="light_q"):
-            algo.add_policy("light_q", trained_by, policy_mapping_fn=Cars("car", "light_q"))
-        algo.train()
 
 
 OBS = [np.array(obs, np.float32) for obs in ([0.1, 0.5, -0.5], [1.0, 0.0, 0.2])]

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN, PPO, Algorithm
-from menv.base_env import ALL
-from menv.multi_agent_env import AgentDict, StepDicts
 from tests.inside import policy_set
 from tests.worlds import Several
 
@@ -73,7 +71,9 @@ SMALL = {"sgd_minibatch_size": 20, "num_sgd_iter": 1}
         (DQN, {"explore": False}),
     ],
 )  # fmt: skip
-def test_places_are_used_again_and_nobody_answers_in_episodes_of_before(kind: Any, settings: Any) -> None:
+def test_slots_of_removed_policies_are_reused_without_affecting_old_episodes(
+    kind: Any, settings: Any
+) -> None:
     with kind(config=config_of(**settings)) as algo:
         always(algo, "main", 0)
         for number in range(7):
@@ -90,36 +90,3 @@ def test_places_are_used_again_and_nobody_answers_in_episodes_of_before(kind: An
         assert set(algo.get_weights()) == {"main", "version 5", "version 6"}
         # An episode takes two or three rounds.
         assert places(algo) <= 6
-
-
-class Late(Constant):
-    """Agents come one after the other, a new one in each step."""
-
-    def observe(self) -> AgentDict:
-        return {f"late {self.at}": np.zeros(2, np.float32)}
-
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        rewards = dict.fromkeys(action_dict, 1.0)
-        ended = dict.fromkeys(action_dict, True)
-        return self.observe(), rewards, {**ended, ALL: self.at == LENGTH}, {ALL: False}, {}
-
-
-def newest(agent_id: Any, episode: Any, worker: Any, **kwargs: Any) -> str:
-    """Map to the policy that has come last."""
-    return str(list(worker.policies)[-1])
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_mapping_may_name_policies_that_have_come_since_the_episode_began(num_workers: int) -> None:
-    multiagent = {"policies": ["main"], "policy_mapping_fn": newest}
-    settings = config_of(**SMALL, num_workers=num_workers, env=Late, multiagent=multiagent)
-    with PPO(config=settings) as algo:
-        algo.sample()
-        for policy_id in ("second", "third"):
-            algo.add_policy(policy_id)
-            # Each of the 2 agents that waited for their first action is of the policy before.
-            assert algo.sample()[policy_id].count >= 16
-        algo.remove_policy("third")
-        assert set(algo.sample().policy_batches) == {"second"}
-        assert algo.train()["faulty_episodes_total"] == 0

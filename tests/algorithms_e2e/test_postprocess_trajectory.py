@@ -10,17 +10,15 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy, SampleBatch
-from menv.algorithms import PPO, PPOPolicy, compute_advantages
+from menv.algorithms import PPO, PPOPolicy
 from tests.algorithms_e2e.looking import Judge, Others, steps_of, watching
 from tests.algorithms_e2e.shifts import Shifts, mapped_to_themselves
-from tests.inside import sampler
-from tests.worlds import Several
 
 SMALL = {"sgd_minibatch_size": 8, "num_sgd_iter": 2, "seed": 1}
 EACH = {"policy_mapping_fn": mapped_to_themselves}
 
 
-def test_others_are_the_rows_of_every_other_agent_of_the_episode_whoever_answers_for_it() -> None:
+def test_others_are_the_rows_of_every_other_agent_of_the_episode_whatever_its_policy() -> None:
     watch, seen = watching()
     policies = {"a": PolicySpec(watch), "b": None, "c": PolicySpec(RandomPolicy)}
     config = {**SMALL, "rollout_fragment_length": 10, "multiagent": {"policies": policies, **EACH}}
@@ -60,38 +58,6 @@ def test_agents_of_one_policy_see_each_other_and_rows_are_lined_up_by_their_env_
         # What came after the last row; "b" pauses for a step.
         paused = agent == "b" and steps_of(own)[-1] == 1
         assert last[1] - last[0] == (2 if paused else 1)
-
-
-class Silence(Several):
-    """One agent, which is done after its first step; nobody waits for two steps then, and it comes back."""
-
-    possible_agents, length, cut = ("a",), 6, True
-    observation_space = action_space = gym.spaces.Discrete(9)
-
-    def shown(self) -> Any:
-        return "a" if self.at < 2 or self.at > 3 else ""
-
-    def see(self, agent: str) -> Any:
-        return self.at
-
-    def dead(self, actions: Any) -> Any:
-        return "a" if self.at == 1 else ""
-
-
-@pytest.mark.usefixtures("sent_whole")
-@pytest.mark.parametrize("remote", [False, True])
-def test_what_came_after_an_end_is_dated_when_the_agent_ended_also_where_nobody_waits_then(
-    remote: bool,
-) -> None:
-    watch, seen = watching()
-    config = {**SMALL, "rollout_fragment_length": 6, "remote_worker_envs": remote, "engine": "process"}
-    multiagent = {"policies": {"a": PolicySpec(watch)}, **EACH}
-    with PPO(env=Silence, config={**config, "multiagent": multiagent}) as algo:
-        algo.sample()
-    assert [(own["env_t"].tolist(), own["next_env_t"].tolist()) for own, _, _ in seen] == [
-        ([0], [1]),
-        ([4, 5], [5, 6]),
-    ]
 
 
 @pytest.mark.parametrize("vector", [False, True])
@@ -156,29 +122,7 @@ def test_episodes_count_and_carry_what_a_hook_puts_into_them() -> None:
             assert len(result["hist_stats"]["episode_reward"]) == 2 * number
 
 
-def test_what_one_agent_writes_into_its_rows_no_other_agent_sees() -> None:
-    totals = []
-
-    class Zero(PPOPolicy):
-        def postprocess_trajectory(
-            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
-        ) -> SampleBatch:
-            totals.append(
-                {agent: rows["rewards"].sum() for agent, rows in (other_agent_batches or {}).items()}
-            )
-            batch["rewards"][:] = 0.0
-            return batch
-
-    multiagent = {"policies": dict.fromkeys("abc", PolicySpec(Zero)), **EACH}
-    with PPO(env=Shifts, config={**SMALL, "rollout_fragment_length": 5, "multiagent": multiagent}) as algo:
-        batch = algo.sample()
-    paid = {"a": 1.0 + 2 + 3 + 5, "b": 1.0 + 2 + 4 + 5, "c": 2.0 + 3 + 4 + 5}
-    assert [set(found) for found in totals] == [{"b", "c"}, {"b", "c"}, {"a", "c"}, {"a", "b"}]
-    assert all(found[agent] == paid[agent] for found in totals for agent in found)
-    assert all((batch[agent]["rewards"] == 0.0).all() for agent in "abc")
-
-
-def test_values_of_ones_own_are_what_advantages_are_made_of() -> None:
+def test_custom_values_are_what_advantages_are_made_of() -> None:
     class Priced(PPOPolicy):
         def postprocess_trajectory(
             self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
@@ -204,7 +148,7 @@ def test_values_of_ones_own_are_what_advantages_are_made_of() -> None:
     assert c["value_targets"].tolist() == pytest.approx([first + 1, second + 2, third + 3, last + 4])
 
 
-def test_advantages_of_ones_own_are_kept() -> None:
+def test_custom_advantages_are_kept() -> None:
     class Own(PPOPolicy):
         def postprocess_trajectory(
             self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
@@ -226,26 +170,6 @@ def test_advantages_of_ones_own_are_kept() -> None:
     assert set(batch["a"]["value_targets"]) == {6.0}
     # Of "b" the rows of steps 0 and 1 have left; the next value is given.
     assert batch["b"]["advantages"][-1] == pytest.approx(batch["b"]["rewards"][-1] + 0.99 * 3.0 - 2.0)
-
-
-def test_advantages_are_computed_for_several_pieces_at_once_as_for_each() -> None:
-    with PPO(env=Shifts, config={**SMALL, "rollout_fragment_length": 12}) as algo:
-        batch = algo.sample()["default_policy"]
-    pieces = batch.split_by_episode()
-    worth = np.arange(len(pieces), dtype=np.float32)
-    found = compute_advantages(batch.copy(), worth, gamma=0.9, lambda_=0.8)["advantages"]
-    each = [
-        compute_advantages(one, value, gamma=0.9, lambda_=0.8)
-        for one, value in zip(pieces, worth, strict=True)
-    ]
-    assert np.array_equal(found, np.concatenate([one["advantages"] for one in each]))
-
-
-def test_nothing_is_kept_where_nobody_looks() -> None:
-    with PPO(env=Shifts, config={**SMALL, "train_batch_size": 30}) as algo:
-        batch = algo.sample()["default_policy"]
-        assert not {"env_t", "next_env_t", "next_vf_preds", "critic_obs"} & set(batch)
-        assert not sampler(algo).episodes
 
 
 @pytest.mark.slow

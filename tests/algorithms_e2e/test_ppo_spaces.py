@@ -10,7 +10,6 @@ import pytest
 
 from menv import PolicySpec
 from menv.algorithms import PPO
-from menv.algorithms.training.sequences import state_before
 from tests.algorithms_e2e.looking import watching
 from tests.algorithms_e2e.test_ppo import tiny
 from tests.worlds import Alone, Several
@@ -160,7 +159,8 @@ def test_an_action_that_is_rewarded_after_the_weights_changed_keeps_the_probabil
             {"own": {name: value + np.float32(0.3) for name, value in weights["own"].items()}}
         )
         part = algorithm.sample()["own"]
-        state = state_before(part) if model else None
+        names = [name for name in part if name.startswith("state_in_")]
+        state = np.concatenate([part[name] for name in names], 1) if names else None
         then, now = (
             one.evaluate(0, part["obs"], None, part["actions"], state).logp for one in (before, backend)
         )

@@ -86,7 +86,7 @@ def test_the_two_step_game_is_played_at_its_best() -> None:
 
 
 @pytest.mark.slow
-def test_a_group_learns_beside_a_ppo_policy_and_never_does_what_a_member_may_not() -> None:
+def test_a_group_learns_next_to_a_ppo_policy_and_never_takes_a_masked_action() -> None:
     envs: list[Crew] = []
     policies = {
         "pair": PolicySpec(algorithm="QMIX", config={
@@ -134,41 +134,6 @@ def test_every_way_to_mix_trains_on_every_back_end(inference: str, mixer: Any) -
         assert weights_of(algo, "pair") != before
 
 
-def test_two_groups_of_one_kind_act_together_and_a_third_may_be_added() -> None:
-    multiagent = {"policies": ["one", "two"], "policy_mapping_fn": lambda agent, episode, **kw: "one"}
-    with QMIX(env=two_steps, config={**QUICK, "multiagent": multiagent}) as algo:
-        algo.add_policy("three", policy_mapping_fn=lambda agent, episode, **kw: ("one", "two", "three")[
-            episode.episode_id % 3
-        ])  # fmt: skip
-        algo.set_weights({"three": algo.get_weights(["one"])["one"]})
-        assert weights_of(algo, "three") == weights_of(algo, "one") != weights_of(algo, "two")
-        assert any(name.startswith("mixer.") for name in algo.get_weights(["one"])["one"])
-        assert {"one", "two", "three"} <= set(algo.train()["info"])
-
-
-class Blind(Several):
-    """One move of two agents who see nothing but zeros and are paid together, most where both take 1."""
-
-    PAID = np.array([[0.0, 1.0, 0.0], [2.0, 8.0, 3.0], [1.0, 4.0, 2.0]])
-    possible_agents, length = ("ann", "bob"), 1
-    observation_space, action_space = gym.spaces.Box(0, 1, (2,)), gym.spaces.Discrete(3)
-
-    def see(self, agent: str) -> Any:
-        return np.zeros(2, np.float32)
-
-    def pay(self, actions: Any) -> Any:
-        return dict.fromkeys(("ann", "bob"), self.PAID[actions["ann"], actions["bob"]] / 2)
-
-
-@pytest.mark.slow
-def test_a_group_that_sees_nothing_but_zeros_learns_too() -> None:
-    config = {**QUICK, "lr": 3e-3, "exploration_config": {"epsilon_timesteps": 2_000, "final_epsilon": 0.0}}
-    with QMIX(env=lambda context: Blind().with_agent_groups({"pair": ["ann", "bob"]}), config=config) as algo:
-        for _ in range(6):
-            result = algo.train()
-    assert result["episode_reward_mean"] == 8.0
-
-
 class Unlike(TwoStepGame):
     """A game in which one agent may do more, or sees more, than the other."""
 
@@ -185,20 +150,20 @@ class Unlike(TwoStepGame):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"env": TwoStepGame}, "with_agent_groups"),
+        ({"env": "CartPole-v1"}, "with_agent_groups"),
         (
             {"env": lambda context: Unlike({"choices": 3, "seen": 5}).with_agent_groups(GROUP)},
-            r"the action spaces of members 0 and 1 of the group are Discrete\(2\) and Discrete\(3\)",
+            r"Discrete\(2\) and Discrete\(3\)",
         ),
         (
             {"env": lambda context: Unlike({"choices": 2, "seen": 6}).with_agent_groups(GROUP)},
-            r"the observation spaces of members 0 and 1 of the group are Box\(.*\(5,\).*and Box\(.*\(6,\)",
+            r"\(5,\).*\(6,\)",
         ),
         ({"mixer": "mean"}, "mixer"),
-        ({"mixer": ["qmix"]}, r"QMIX: mixer is \['qmix'\]"),
+        ({"mixer": ["qmix"]}, "mixer"),
         ({"mixing_embed_dim": 0}, "mixing_embed_dim"),
         ({"n_step": 0}, "n_step"),
-        ({"lr": -1}, "QMIX: lr is -1, expected a number from 0"),
+        ({"lr": -1}, "lr"),
         ({"dueling": None}, "dueling"),
         ({"min_sample_timesteps_per_iteration": 0}, "min_sample_timesteps_per_iteration"),
         ({"mixing_embed": 8}, "mixing_embed"),

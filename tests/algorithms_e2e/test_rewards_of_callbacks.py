@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from menv import DefaultCallbacks, PolicySpec, SampleBatch
-from menv.algorithms import DQN, PPO, QMIX, PPOPolicy, compute_advantages
+from menv.algorithms import DQN, PPO, QMIX, PPOPolicy
 from tests.algorithms_e2e.looking import OwnLoss
-from tests.algorithms_e2e.test_critic_obs import values_of
 from tests.worlds import Several
 
+# Other processes would import torch with this file.
+pytestmark = pytest.mark.usefixtures("sent_whole")
 ENDED = [3.0, 4.0, 4.0]
 """What 1, 2 and 4 are worth at a discount of 0.5: 1 + (2 + 4 / 2) / 2, 2 + 4 / 2, 4."""
 DISCOUNTED: dict[str, Any] = {
@@ -23,7 +24,7 @@ DISCOUNTED: dict[str, Any] = {
 QUICK: dict[str, Any] = {
     "rollout_fragment_length": 16, "train_batch_size": 32, "training_intensity": 32.0, "lr": 0.01, "seed": 1,
     "num_steps_sampled_before_learning_starts": 0, "target_network_update_freq": 64, "num_envs_per_worker": 1,
-    "min_sample_timesteps_per_iteration": 256,
+    "min_sample_timesteps_per_iteration": 128,
 }  # fmt: skip
 
 
@@ -90,6 +91,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("callbacks", [InTrajectories, InSamples, InNewColumns])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ppo_computes_advantages_from_the_rewards_that_a_callback_leaves(kind: str, callbacks: Any) -> None:
@@ -105,23 +107,7 @@ def test_ppo_computes_advantages_from_the_rewards_that_a_callback_leaves(kind: s
         assert algo.train()["episode_reward_mean"] == 6.0
 
 
-def test_new_advantages_bootstrap_where_a_fragment_ends() -> None:
-    config = {
-        **DISCOUNTED,
-        "normalize_values": False,
-        "rollout_fragment_length": 2,
-        "callbacks": InTrajectories,
-    }
-    with PPO(env=Threes, config=config) as algo:
-        batch = algo.sample()["default_policy"]
-        assert batch["obs"][:, 0].tolist() == [0.0, 1.0] * 2
-        worth = float(values_of(algo, "default_policy", np.array([[2.0], [2.0]]))[0])
-        assert worth != 0.0
-        targets = [1.0 + 2.0 / 2 + worth / 4, 2.0 + worth / 2] * 2
-        assert batch["value_targets"] == pytest.approx(targets, abs=1e-5)
-
-
-def test_advantages_that_a_callback_writes_are_learned_as_they_are() -> None:
+def test_advantages_that_a_callback_writes_are_learned_unchanged() -> None:
     class Both(InTrajectories):
         def on_postprocess_trajectory(self, *, postprocessed_batch: Any, **kwargs: Any) -> None:
             doubled(postprocessed_batch)
@@ -131,19 +117,6 @@ def test_advantages_that_a_callback_writes_are_learned_as_they_are() -> None:
         batch = algo.sample()["default_policy"]
         assert set(batch["advantages"].tolist()) == {7.0}
         assert batch["value_targets"] == pytest.approx(7.0 + batch["vf_preds"], abs=1e-5)
-
-
-def test_advantages_that_a_policy_writes_are_learned_as_they_are() -> None:
-    class Own(PPOPolicy):
-        def postprocess_trajectory(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            batch["vf_preds"] = np.zeros(batch.count, np.float32)
-            return compute_advantages(batch, 0.0, gamma=0.5, lambda_=1.0)
-
-    multiagent = {"policies": {"default_policy": PolicySpec(Own)}}
-    config = {**DISCOUNTED, "multiagent": multiagent, "callbacks": InSamples}
-    with PPO(env=Threes, config=config) as algo:
-        batch = algo.sample()["default_policy"]
-        assert batch["advantages"] == pytest.approx([1.75, 1.5, 1.0] * 4)
 
 
 class Four(DefaultCallbacks):
@@ -157,6 +130,7 @@ class FourInSamples(DefaultCallbacks):
             rows["rewards"] = np.full_like(rows["rewards"], 4.0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("callbacks", [Four, FourInSamples])
 @pytest.mark.parametrize("more", [{}, {"num_workers": 1, "overlap": True, "clip_rewards": True}], ids=str)
 @pytest.mark.parametrize(("algorithm", "env"), [(DQN, Once), (QMIX, team)])

@@ -11,7 +11,7 @@ from menv.algorithms import DQN, PPO, QMIX
 from menv.callbacks import DefaultCallbacks
 from menv.envs import RockPaperScissors, TicTacToe, TwoStepGame
 from tests.algorithms_e2e.looking import OwnLoss
-from tests.worlds import Alone, Several
+from tests.worlds import Alone
 
 SMALL: dict[str, Any] = {"train_batch_size": 60, "sgd_minibatch_size": 30, "num_sgd_iter": 2, "seed": 1}
 
@@ -36,15 +36,6 @@ class Fragile(Alone):
         if self.at == 2 and self.episode % 3 == 2:
             raise ValueError("broken")
         return 1.0
-
-
-class HalfTrained(Several):
-    """Two agents that act together; of every second episode nothing may be learned."""
-
-    possible_agents, length = ("left", "right"), 5
-
-    def infos(self) -> Any:
-        return {agent: {"training_enabled": self.episode % 2 == 1} for agent in self.possible_agents}
 
 
 def grouped(context: Any) -> Any:
@@ -83,7 +74,7 @@ def test_an_env_step_counts_where_one_of_the_agents_that_act_together_learns(own
     assert counts == [(60, 120), (60, 60), (0, 0)]
 
 
-def test_of_agents_that_act_in_turn_the_steps_of_those_that_learn_count() -> None:
+def test_when_agents_take_turns_only_steps_of_learning_agents_count() -> None:
     multiagent = {
         "policies": ["a", "b"],
         "policy_mapping_fn": lambda agent_id, *_, **__: "a" if agent_id == "player1" else "b",
@@ -98,12 +89,6 @@ def test_of_agents_that_act_in_turn_the_steps_of_those_that_learn_count() -> Non
     assert counts[0] == (counts[0][2],) * 3
     assert counts[1] == (counts[1][2],) * 3
     assert counts[0][0] > 1.7 * counts[1][0]
-
-
-def test_episodes_that_the_environment_excludes_are_not_trained() -> None:
-    with PPO(env=HalfTrained, config={**SMALL, "rollout_fragment_length": 60}) as algo:
-        result = algo.train()
-    assert (result["num_env_steps_sampled"], *trained(result)) == (60, 30, 60)
 
 
 @pytest.mark.parametrize("kind", [DQN, QMIX])

@@ -95,7 +95,7 @@ def times_of(algo: PPO) -> dict[str, float]:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("env", [SlowGym, SlowPair, SlowWorlds, slow_answers])
-def test_steps_that_take_long_are_time_of_the_environment(env: Callable[..., Any]) -> None:
+def test_slow_steps_count_as_environment_time(env: Callable[..., Any]) -> None:
     with trained(env) as algo:
         for _ in range(2):
             perf = times_of(algo)
@@ -106,7 +106,7 @@ def test_steps_that_take_long_are_time_of_the_environment(env: Callable[..., Any
             assert perf["act_time_s"] < perf["env_time_s"]
 
 
-def test_a_policy_that_takes_long_is_time_of_acting() -> None:
+def test_a_slow_policy_counts_as_acting_time() -> None:
     multiagent = {"policies": {"p": PolicySpec(policy_class=Ponders)}, "policies_to_train": []}
     with trained("tictactoe", multiagent=multiagent) as algo:
         perf = times_of(algo)
@@ -114,7 +114,7 @@ def test_a_policy_that_takes_long_is_time_of_acting() -> None:
     assert perf["env_time_s"] < perf["act_time_s"]
 
 
-def test_postprocessing_that_takes_long_is_time_of_completing() -> None:
+def test_slow_postprocessing_counts_as_completion_time() -> None:
     multiagent = {"policies": {"p": PolicySpec(policy_class=LooksBack)}}
     with trained(SlowGym, multiagent=multiagent, num_envs_per_worker=4, rollout_fragment_length=4) as algo:
         perf = times_of(algo)

@@ -10,37 +10,20 @@ import numpy as np
 import pytest
 
 from menv.algorithms import PPO
-from menv.base_env import ALL
 from menv.errors import MenvError
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from tests.worlds import Alone, Several
 
-UNIT = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+UNIT: Any = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 GOOD = np.zeros(3, np.float32)
 
 
-class Faulty(MultiAgentEnv):
+class Faulty(Several):
     """Two agents, five env steps an episode; subclasses change one thing."""
 
-    def __init__(self, context: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
-        self.possible_agents = ["ann", "bob"]
-        self.observation_space: gym.Space[Any] = UNIT
-        self.action_space = gym.spaces.Discrete(2)
-        self.at = 0
+    possible_agents, observation_space, length = ("ann", "bob"), UNIT, 5
 
-    def observe(self, agent: str) -> Any:
+    def see(self, agent: str) -> Any:
         return GOOD
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[AgentDict, AgentDict]:
-        self.at = 0
-        return {agent: self.observe(agent) for agent in self.possible_agents}, {}
-
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        obs = {agent: self.observe(agent) for agent in self.possible_agents}
-        return obs, dict.fromkeys(obs, 1.0), {ALL: self.at == 5}, {ALL: False}, {}
 
 
 class Sees(Faulty):
@@ -55,7 +38,7 @@ class Sees(Faulty):
         super().__init__()
         self.observation_space = self.space
 
-    def observe(self, agent: str) -> Any:
+    def see(self, agent: str) -> Any:
         return self.bad if agent == "bob" and self.at == self.when else self.good
 
 
@@ -63,28 +46,13 @@ def seeing(bad: Any, space: gym.Space[Any] = UNIT, good: Any = GOOD, when: int =
     return type("Sees", (Sees,), {"bad": bad, "space": space, "good": good, "when": when})
 
 
-class FaultyGym(gym.Env[Any, Any]):
+class FaultyGym(Alone):
     """One agent, five env steps an episode."""
 
-    observation_space: gym.Space[Any] = UNIT
-    action_space: gym.Space[Any] = gym.spaces.Discrete(2)
+    observation_space, length = UNIT, 5
 
-    def __init__(self, context: Mapping[str, Any] | None = None) -> None:
-        self.at = 0
-
-    def observe(self) -> Any:
+    def see(self) -> Any:
         return GOOD
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.at = 0
-        return self.observe(), {}
-
-    def step(self, action: Any) -> Any:
-        self.at += 1
-        return self.observe(), 1.0, self.at == 5, False, {}
 
 
 SMALL: dict[str, Any] = {

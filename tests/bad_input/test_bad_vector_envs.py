@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from menv import VectorEnv, to_base_env
 from menv.algorithms import PPO
-from menv.base_env import SINGLE_AGENT
 from menv.errors import ConfigError, ContractError
 from tests.bad_input.broken_envs import GOOD, SMALL, UNIT, FaultyGym, checked, refusal, told
 
@@ -36,7 +34,7 @@ class Noting(FaultyGym):
         return super().step(action)
 
 
-def test_more_environments_than_there_shall_be_are_refused_and_the_list_is_left_alone() -> None:
+def test_more_environments_than_num_envs_are_refused_and_the_list_is_left_alone() -> None:
     given = [Noting(), Noting(), Noting()]
     message = told(lambda: VectorEnv.vectorize_gym_envs(Noting, given, num_envs=2), ConfigError)
     assert "3 existing_envs" in message
@@ -52,23 +50,14 @@ def test_more_environments_than_there_shall_be_are_refused_and_the_list_is_left_
 
 
 @pytest.mark.parametrize("num_envs", [0, -1, 1.5, "2", None, True], ids=repr)
-def test_a_number_of_environments_that_is_none_is_refused(num_envs: Any) -> None:
+def test_an_invalid_number_of_environments_is_refused(num_envs: Any) -> None:
     assert "num_envs" in told(lambda: VectorEnv(UNIT, TWO, num_envs), ConfigError)
     assert "num_envs" in told(lambda: VectorEnv.vectorize_gym_envs(Noting, num_envs=num_envs), ConfigError)
 
 
-def test_missing_environments_need_somebody_who_makes_them() -> None:
+def test_missing_environments_need_make_env() -> None:
     assert "make_env" in told(lambda: VectorEnv.vectorize_gym_envs(num_envs=2), ConfigError)
     assert "make_env" in told(lambda: VectorEnv.vectorize_gym_envs(None, [Noting()], num_envs=2), ConfigError)
-
-
-def test_the_same_object_twice_is_refused() -> None:
-    env = Noting()
-    for call in (
-        lambda: VectorEnv.vectorize_gym_envs(lambda index: env, num_envs=2),
-        lambda: VectorEnv.vectorize_gym_envs(None, [env, env], num_envs=2),
-    ):
-        assert "the same object stands for two sub-environments" in told(call, ConfigError)
 
 
 class Handwritten(VectorEnv):
@@ -102,12 +91,6 @@ def test_a_method_that_is_not_written_is_named(method: str) -> None:
     env = type("Unfinished", (Handwritten,), {method: getattr(VectorEnv, method)})
     message = refusal(env, error=ContractError)
     assert f"Unfinished.{method}" in message
-
-
-def test_a_restart_that_is_not_written_is_named() -> None:
-    base = to_base_env(Handwritten())
-    base.poll()
-    assert "Handwritten.restart_at" in told(lambda: base.try_restart(0), ContractError)
 
 
 NAN = float("nan")
@@ -171,25 +154,6 @@ def test_a_last_observation_that_is_none_is_refused() -> None:
     assert "vector_step, env 0: the last observation is None, expected an element" in message
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array], ids=["list", "tuple", "array"])
-def test_any_sequence_will_do(kind: Any) -> None:
-    class Gives(Handwritten):
-        def vector_step(self, actions: Any) -> Any:
-            obs, rewards, terminateds, truncateds, infos = super().vector_step(actions)
-            return kind(obs), kind(rewards), kind(terminateds), kind(truncateds), infos
-
-    with PPO(env=Gives, config=SMALL) as algorithm:
-        assert algorithm.train()["episode_reward_mean"] == 5.0
-
-
-@pytest.mark.parametrize("kind", ["VectorEnv", "gymnasium"])
-def test_copies_of_something_that_brings_its_own_number_are_refused(kind: str) -> None:
-    env: Any = Handwritten if kind == "VectorEnv" else lambda context: SyncVectorEnv([Noting, Noting])
-    message = refusal(env, {"num_envs_per_worker": 3}, ConfigError)
-    assert "num_envs=3" in message
-    assert "2 sub-environments" in message
-
-
 class OldReset(Noting):
     def reset(self, **kwargs: Any) -> Any:
         return GOOD
@@ -206,7 +170,7 @@ class NoSeed(Noting):
 
 
 @pytest.mark.parametrize("old", [OldReset, OldStep, NoSeed])
-def test_an_environment_of_the_old_gym_api_is_told_of_the_wrapper(old: type[Noting]) -> None:
+def test_an_environment_of_the_old_gym_api_is_pointed_to_the_wrapper(old: type[Noting]) -> None:
     message = told(
         lambda: PPO(
             env=lambda context: VectorEnv.vectorize_gym_envs(old, num_envs=2), config={**SMALL, "seed": 1}
@@ -217,34 +181,7 @@ def test_an_environment_of_the_old_gym_api_is_told_of_the_wrapper(old: type[Noti
     assert "menv.wrappers.LegacyGym" in message
 
 
-def test_a_copy_whose_close_raises_is_replaced_all_the_same() -> None:
-    class Stuck(Noting):
-        def close(self) -> None:
-            raise OSError("the port is busy")
-
-    env = VectorEnv.vectorize_gym_envs(Stuck, num_envs=2)
-    base = env.to_base_env()
-    base.poll()
-    old = env.get_sub_environments()
-    base.try_restart(1)
-    assert env.get_sub_environments()[0] is old[0]
-    assert env.get_sub_environments()[1] is not old[1]
-    obs, *_ = base.poll()
-    assert set(obs) == {1}
-    base.send_actions({0: {SINGLE_AGENT: 0}, 1: {SINGLE_AGENT: 0}})
-    assert set(next(iter(base.poll()))) == {0, 1}
-
-
-def test_a_restart_behind_the_back_of_a_sampler_is_named() -> None:
-    env = VectorEnv.vectorize_gym_envs(Noting, num_envs=2)
-    base = env.to_base_env()
-    with PPO(env=lambda context: base, config=SMALL) as algorithm:
-        algorithm.sample()
-        base.try_restart(0)
-        assert "an action for env [0], expected each of the waiting [1]" in told(algorithm.sample)
-
-
-def test_a_mode_that_is_not_told_is_asked_for() -> None:
+def test_a_missing_autoreset_mode_is_asked_for() -> None:
     class Silent(SyncVectorEnv):
         @property
         def metadata(self) -> Any:
@@ -267,13 +204,3 @@ def test_parameters_that_are_missing_are_named_with_the_right_ones() -> None:
     )
     assert "got an unexpected keyword argument 'seeds'" in message
     assert "expected vector_reset(self, *, seeds=None, options=None)" in message
-
-
-def test_a_vectorised_environment_from_before_gymnasium_has_single_spaces_says_which_it_lacks() -> None:
-    class Early(gym.vector.VectorEnv[Any, Any, Any]):
-        num_envs = 2
-        observation_space, action_space = UNIT, TWO
-
-    message = told(lambda: PPO(env=lambda context: Early(), config=SMALL), ContractError)
-    assert "Early: single_observation_space and single_action_space missing" in message
-    assert "ParallelPettingZooEnv" in message

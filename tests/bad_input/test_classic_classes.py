@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from menv.algorithms import PPO, PPOConfig, PPOPolicy
-from menv.algorithms.config.read_config import read_config
+from tests.worlds import Several
 
 
 class ClassicStats(PPOPolicy):
@@ -74,7 +74,7 @@ def config(policy: Any = None, **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_methods_that_nobody_calls_are_told(algorithm: Any, settings: Any, messages: list[str]) -> None:
+def test_methods_that_are_never_called_warn(algorithm: Any, settings: Any, messages: list[str]) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         algorithm(config=settings).stop()
@@ -82,29 +82,28 @@ def test_methods_that_nobody_calls_are_told(algorithm: Any, settings: Any, messa
         assert any(message in str(one.message) for one in told)
 
 
-def test_a_constructor_that_hands_everything_on_is_fine() -> None:
-    with PPO(config=config(Attributes, gamma=0.5)) as algo:
-        policy: Any = algo.get_policy()
-        assert policy.mine == (0.5, policy.observation_space)
-
-
-def test_defaults_of_ones_own_hold_where_a_dict_says_nothing_else() -> None:
+def test_custom_defaults_hold_unless_a_dict_overrides_them() -> None:
     with OtherDefaults(config=config(lr=0.125)) as algo:
         assert [algo.config[key] for key in ("gamma", "lr", "env")] == [0.5, 0.125, "CartPole-v1"]
     with OtherDefaults(config=PPOConfig(env="CartPole-v1")) as algo:
         assert algo.config["gamma"] == PPOConfig().gamma
-    given = {"gamma": 0.75, "lr": 0.5}
-    assert read_config(PPOConfig, {"lr": 0.125}, None, given) == PPOConfig(gamma=0.75, lr=0.125)
 
 
-def test_sections_are_put_over_those_of_ones_own_defaults_key_by_key() -> None:
-    own = {
+def test_sections_are_put_over_those_of_custom_defaults_key_by_key() -> None:
+    own: dict[str, Any] = {
         "model": {"fcnet_hiddens": [7], "use_lstm": True},
         "multiagent": {"policies": ["a"], "count_steps_by": "agent_steps"},
         "env_config": {"size": 5, "walls": True},
     }
+
+    class Own(PPO):
+        @classmethod
+        def get_default_config(cls) -> Any:
+            return own
+
     given = {"model": {"fcnet_hiddens": [3]}, "multiagent": {"policies": ["b"]}, "env_config": {"size": 6}}
-    read = read_config(PPOConfig, given, None, own)
+    with Own(env=Several, config=given) as algo:
+        read = algo.config
     assert (list(read.model.fcnet_hiddens), read.model.use_lstm) == ([3], True)
     assert (read.multiagent.policies, read.multiagent.count_steps_by) == (["b"], "agent_steps")
     assert read.env_config == {"size": 6, "walls": True}

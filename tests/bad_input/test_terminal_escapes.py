@@ -7,17 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from menv import Policy
 from menv.algorithms import PPO
 from menv.cli.main import main
-from menv.errors import ConfigError, MenvError, NotWrittenError
-from menv.offline import read_episodes
-from menv.verify.replay import replay
-from tests.checkpoints.forged import forge
 from tests.cli.test_sweep import SWEEP
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\u202e\x9b31m"
@@ -92,25 +85,6 @@ def test_no_text_of_a_run_commands_the_terminal(
         (folder / name).write_bytes(before)
 
 
-def test_no_text_of_a_checkpoint_commands_the_terminal(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = next(path for path in (run / "checkpoints").iterdir() if path.is_dir())
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for number, path in enumerate(texts_in(manifest)):
-        if path[0] in ("sha256", "files") or (path[0] == "config" and len(path) > 3):
-            continue
-        forged = shutil.copytree(folder, tmp_path / str(number))
-        forge(forged, "manifest.json", path, HOSTILE)
-        for command in ("show", "evaluate"):
-            said_by(capsys, command, forged, *(["--episodes", 1] if command == "evaluate" else []))
-        with suppress(MenvError):
-            Policy.from_checkpoint(forged)
-    forge(folder, "manifest.json", ["config", "env"], f"module{HOSTILE}:Class")
-    said = said_by(capsys, "train", "--resume", run)
-    assert f"module{SHOWN}:Class" in said.replace(r"\\", "\\")
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -159,35 +133,3 @@ def test_no_argument_and_no_file_that_one_names_commands_the_terminal(
     Path("CAPSULE.json").write_text(json.dumps(capsule))
     Path("ENV.json").write_text(json.dumps({**capsule, "env": HOSTILE}))
     assert said_by(capsys, *command)
-
-
-def test_errors_are_printable_outside_of_commands_too(tmp_path: Path) -> None:
-    header = json.dumps({"menv_episodes": HOSTILE})
-    pq.write_table(
-        pa.table({}).replace_schema_metadata({"menv_episodes": header}), tmp_path / "games.parquet"
-    )
-    (tmp_path / "001.json").write_text(json.dumps({"kind": "menv crash capsule", "version": HOSTILE}))
-    for read in (
-        lambda: list(read_episodes(tmp_path / "games.parquet")),
-        lambda: replay(tmp_path / "001.json"),
-        lambda: read_episodes(HOSTILE).__next__(),
-    ):
-        with pytest.raises(ConfigError) as raised:
-            read()
-        assert is_harmless(str(raised.value))
-    assert str(ConfigError(f"é 棋\t{HOSTILE}\n\udcff")) == f"é 棋\t{SHOWN}\n\\udcff"
-    assert str(NotWrittenError(f"{HOSTILE}")) == SHOWN
-    assert str(ConfigError(str(ConfigError(HOSTILE)))) == SHOWN
-
-
-def test_the_names_that_trust_imports_are_printable(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    received = shutil.copytree(run, tmp_path / "run")
-    (folder,) = (path for path in (received / "checkpoints").iterdir() if path.is_dir())
-    forge(folder, "manifest.json", ["config", "env"], "module:Class")
-    (received / "command.txt").write_text(f"menv train module:Class --import={HOSTILE}.py --import=fine\n")
-    assert main(["evaluate", str(received)]) == 2
-    text = capsys.readouterr().err
-    assert "add --trust to import fine, module:Class" in text
-    assert is_harmless(text)

@@ -8,11 +8,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.algorithms import DQN, PPO, QMIX
+from menv.algorithms import DQN, PPO, QMIX, SAC
 from menv.algorithms.algorithm import Algorithm
-from menv.multi_agent_env import MultiAgentEnv
 from menv.policy import Policy
 from menv.serialization import space_from_json, space_to_json
+from tests.worlds import Alone, Several
 
 _spaces = gym.spaces
 VECTOR = _spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -51,6 +51,10 @@ CASES = {
     "masked": Case(PPO, MASKED, FOUR),
     "masked components": Case(PPO, MASKED, _spaces.MultiDiscrete([2, 2])),
     "continuous": Case(PPO, VECTOR, LIMITED),
+    "squashed": Case(SAC, VECTOR, LIMITED),
+    "squashed numbers": Case(
+        SAC, VECTOR, _spaces.Tuple([_spaces.Box(0.0, 6.0, (2,)), _spaces.Box(-1.0, 1.0, (), np.float64)])
+    ),
     "wide continuous": Case(PPO, VECTOR, _spaces.Box(0.0, 6.0, (2, 2), np.float64)),
     "as it is": Case(PPO, VECTOR, LIMITED, {"normalize_actions": False}),
     "clipped": Case(PPO, VECTOR, LIMITED, {"normalize_actions": False, "clip_actions": True}),
@@ -86,32 +90,28 @@ CASES = {
 }
 
 
-class Spaces(gym.Env[Any, Any]):
+class Spaces(Alone):
     """Shows samples of its space."""
 
+    length = 1
+
     def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__()
         self.observation_space, self.action_space = observation_space, action_space
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return sample(self.observation_space, np.random.default_rng(seed)), {}
-
-    def step(self, action: Any) -> Any:
-        return sample(self.observation_space, np.random.default_rng(0)), 1.0, True, False, {}
+    def see(self) -> Any:
+        return sample(self.observation_space, self.np_random)
 
 
-class Pair(MultiAgentEnv):
+class Pair(Several):
     """Two agents that observe masks; a group for QMIX."""
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["ann", "bob"]
-        seen = _spaces.Dict({**MASKED.spaces, "state": _spaces.MultiBinary(3)})
-        self.observation_spaces = dict.fromkeys(self.possible_agents, seen)
-        self.action_spaces = dict.fromkeys(self.possible_agents, FOUR)
+    possible_agents = ("ann", "bob")
+    observation_space = _spaces.Dict({**MASKED.spaces, "state": _spaces.MultiBinary(3)})
+    action_space = FOUR
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        rng = np.random.default_rng(seed)
-        return {agent: sample(self.get_observation_space(agent), rng) for agent in self.possible_agents}, {}
+    def see(self, agent: Any) -> Any:
+        return sample(self.observation_space, self.rng)
 
 
 def algorithm_of(name: str) -> Algorithm:
@@ -153,6 +153,7 @@ few_kinds = pytest.mark.slow_unless(
         "nested",
         "masked components",
         "continuous",
+        "squashed",
         "clipped",
         "nested actions",
         "masked and mixed",

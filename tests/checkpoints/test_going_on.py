@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 
-from menv import ConfigError, PolicySpec, RandomPolicy
+from menv import ConfigError, PolicySpec
 from menv.algorithms import DQN, PPO, QMIX, Algorithm
 from menv.envs import TwoStepGame
 from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, resumed_twice, trained, weights_of
+from tests.worlds import Alone
 
 TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
 CARS: dict[str, Any] = {
@@ -24,10 +23,6 @@ GRU = {"fcnet_hiddens": [16], "use_gru": True}
 LSTM = {"fcnet_hiddens": [16], "use_lstm": True, "lstm_cell_size": 8}
 FRAMES: dict[str, Any] = {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}
 PRIORITIES = {"replay_buffer_config": {"prioritized_replay": True, "capacity": 100}}
-
-
-def all_to_b(*args: Any, **kwargs: Any) -> str:
-    return "b"
 
 
 RUNS: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
@@ -57,7 +52,7 @@ RUNS: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", RUNS)
 def test_two_runs_that_resume_from_one_checkpoint_are_the_same(name: str, tmp_path: Path) -> None:
     kind, env, config = RUNS[name]
-    # What is no JSON is given again.
+    # What is not JSON is given again.
     given = {"multiagent": config["multiagent"]} if "multiagent" in config else None
     with kind(env=env, config=config) as algo:
         before = trained(algo, 3)
@@ -86,25 +81,20 @@ def test_saving_changes_nothing_in_the_run_that_continues(name: str, tmp_path: P
     assert ends[0] == ends[1]
 
 
-class Steps(gym.Env[Any, Any]):
+class Steps(Alone):
     """Pays 1 in each of 50 steps, and notes the seeds of its resets and what it paid."""
 
-    observation_space, action_space = gym.spaces.Box(0.0, 50.0, (1,), np.float32), gym.spaces.Discrete(2)
+    length = 50
     seeds: list[Any]
     paid = 0
 
-    def __init__(self, context: Any = None) -> None:
-        self.at = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         Steps.seeds.append(seed)
-        self.at = 0
-        return np.zeros(1, np.float32), {}
+        return super().reset(seed=seed)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
-        self.at += 1
+    def pay(self, action: Any) -> float:
         Steps.paid += 1
-        return np.full(1, self.at, np.float32), 1.0, self.at == 50, False, {}
+        return 1.0
 
 
 def test_a_resumed_run_begins_new_episodes_and_accounts_for_every_reward(tmp_path: Path) -> None:
@@ -125,7 +115,7 @@ def test_a_resumed_run_begins_new_episodes_and_accounts_for_every_reward(tmp_pat
     assert {*result["hist_stats"]["episode_lengths"]} == {50}
 
 
-def test_the_policy_of_a_group_goes_on_too(tmp_path: Path) -> None:
+def test_the_policy_of_a_group_continues_too(tmp_path: Path) -> None:
     def grouped(context: Any) -> Any:
         return TwoStepGame(context).with_agent_groups({"both": TwoStepGame(context).possible_agents})
 
@@ -135,7 +125,7 @@ def test_the_policy_of_a_group_goes_on_too(tmp_path: Path) -> None:
     resumed_twice(QMIX, tmp_path, 3, env=grouped)
 
 
-def test_policies_that_were_added_on_the_fly_go_on(tmp_path: Path) -> None:
+def test_policies_added_during_the_run_continue(tmp_path: Path) -> None:
     with PPO(env="tictactoe", config=SMALL) as algo:
         trained(algo, 1)
         algo.add_policy("b", PolicySpec(config={"lr": 0.01}), policy_mapping_fn=lambda *args, **kwargs: "b")
@@ -148,19 +138,7 @@ def test_policies_that_were_added_on_the_fly_go_on(tmp_path: Path) -> None:
     resumed_twice(PPO, tmp_path, 2, policy_mapping_fn=by_seat)
 
 
-def test_who_is_left_after_a_policy_was_removed_goes_on(tmp_path: Path) -> None:
-    with PPO(env="tictactoe", config={**SMALL, "multiagent": TWO}) as algo:
-        trained(algo, 1)
-        algo.remove_policy("a", policy_mapping_fn=all_to_b)
-        trained(algo, 2)
-        algo.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path, {"multiagent": TWO}, policy_mapping_fn=all_to_b) as again:
-            assert weights_of(again) == weights_of(algo)
-            assert list(again.get_weights()) == ["b"]
-    resumed_twice(PPO, tmp_path, 2, config={"multiagent": TWO}, policy_mapping_fn=all_to_b)
-
-
-def test_evaluations_go_on_as_well(tmp_path: Path) -> None:
+def test_evaluations_continue_as_well(tmp_path: Path) -> None:
     config = {
         **SMALL,
         "evaluation_interval": 2,
@@ -171,18 +149,6 @@ def test_evaluations_go_on_as_well(tmp_path: Path) -> None:
         trained(algo, 2)
         algo.save(tmp_path)
         with PPO.from_checkpoint(tmp_path) as again:
-            assert again.evaluate() == algo.evaluate()
-
-
-def test_an_evaluation_with_other_policies_than_the_last_one_is_the_same_behind_a_checkpoint(
-    tmp_path: Path,
-) -> None:
-    with PPO(env="tictactoe", config={**SMALL, "evaluation_duration": 4, "multiagent": TWO}) as algo:
-        trained(algo, 1)
-        algo.evaluate()
-        algo.add_policy("c")
-        algo.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path, policy_mapping_fn=by_seat) as again:
             assert again.evaluate() == algo.evaluate()
 
 
@@ -197,19 +163,11 @@ def test_a_running_algorithm_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
     assert result["digest"] == resumed_twice(PPO, folder, 2)["digest"]
 
 
-def test_an_algorithm_saved_before_it_has_sampled_begins_the_same(tmp_path: Path) -> None:
-    with PPO(env="CartPole-v1", config={**SMALL, "seed": None}) as algo:
-        algo.save(tmp_path)
-        with PPO.from_checkpoint(tmp_path) as again:
-            assert weights_of(algo) == weights_of(again)
-            assert trained(again, 1)["training_iteration"] == 1
-
-
 def kl_weights(algo: PPO, iterations: int) -> list[float]:
     return [algo.train()["info"]["default_policy"]["cur_kl_coeff"] for _ in range(iterations)]
 
 
-def test_the_adapted_kl_weight_goes_on_unless_another_one_is_given(tmp_path: Path) -> None:
+def test_the_adapted_kl_weight_continues_unless_another_one_is_given(tmp_path: Path) -> None:
     # A target that no update reaches: the weight is halved after each.
     config: dict[str, Any] = {**SMALL, "kl_coeff": 0.5, "kl_target": 1e6}
     with PPO(env="CartPole-v1", config=config) as algo:
@@ -237,7 +195,7 @@ def test_the_class_of_all_algorithms_takes_the_one_that_was_saved(tmp_path: Path
             again.restore(folder)
 
 
-def test_an_algorithm_of_somebody_else_is_loaded_by_its_class(tmp_path: Path) -> None:
+def test_a_third_party_algorithm_is_loaded_by_its_class(tmp_path: Path) -> None:
     class Mine(DQN):
         class Own(type(DQN.recipe)):  # type: ignore[misc]
             name = "Mine"
@@ -246,24 +204,17 @@ def test_an_algorithm_of_somebody_else_is_loaded_by_its_class(tmp_path: Path) ->
 
     with Mine(env="CartPole-v1", config=REPLAYED) as first:
         folder = first.save(tmp_path)
-    with pytest.raises(ConfigError, match="'Mine', expected one of DQN, PPO, QMIX"):
+    with pytest.raises(ConfigError, match="'Mine'"):
         Algorithm.from_checkpoint(folder)
 
 
-class Heuristic(RandomPolicy):
-    """Without weights, in the words of classic heuristics."""
-
-    def get_weights(self) -> Any:
-        return None
-
-    def set_weights(self, weights: Any) -> None:
-        return None
-
-
-def test_a_policy_whose_get_weights_returns_none_has_none(tmp_path: Path) -> None:
-    multiagent = {"policies": {"default_policy": PolicySpec(policy_class=Heuristic)}}
-    with PPO(env="CartPole-v1", config={"train_batch_size": 8, "multiagent": multiagent}) as algo:
+def test_a_run_that_trains_nothing_keeps_the_optimizers_of_its_checkpoint(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=SMALL) as algo:
         algo.train()
-        algo.restore(algo.save(tmp_path))
-        assert algo.get_weights() == {"default_policy": {}}
-        algo.set_weights(algo.get_weights())
+        first = algo.save(tmp_path / "first")
+    with PPO.from_checkpoint(first, {"multiagent": {"policies_to_train": []}}) as frozen:
+        second = frozen.save(tmp_path / "second")
+    learners = [(folder / "learners.safetensors").read_bytes() for folder in (first, second)]
+    assert learners[0] == learners[1]
+    with PPO.from_checkpoint(second, policies_to_train=["default_policy"]) as again:
+        assert again.train()["info"]["learner"]

@@ -116,7 +116,7 @@ RUNS: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
 
 @pytest.mark.slow_unless("a policy with a state", "shared layers*", "actions in parts")
 @pytest.mark.parametrize("name", RUNS)
-def test_what_users_add_goes_on_with_a_resumed_run(name: str, tmp_path: Path) -> None:
+def test_what_users_add_continues_with_a_resumed_run(name: str, tmp_path: Path) -> None:
     kind, env, config = RUNS[name]
     with kind(env=env, config=config) as algo:
         trained(algo, 2)

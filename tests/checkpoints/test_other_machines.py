@@ -44,8 +44,8 @@ def test_without_a_gpu_the_processor_learns_with_a_warning(folder: Path, keys: l
         assert trained(folder).num_gpus == 0
 
 
-def test_a_gpu_that_is_asked_for_again_is_missed(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"num_gpus: 1, but torch .* finds no GPU here"):
+def test_a_missing_gpu_is_reported_when_requested_again(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="num_gpus"):
         trained(folder, num_gpus=1)
 
 

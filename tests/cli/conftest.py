@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside import registered
+
 GAME = '''
 """A corridor, and what settings may name."""
 import signal
@@ -61,6 +63,23 @@ class Seats(MultiAgentEnv):
         return obs, rewards, {"__all__": self.left == 0}, {"__all__": False}, {}
 
 
+class Duel(Seats):
+    """Two agents whose picture may show what they hide; nobody wins."""
+
+    metadata = {"render_modes": ["ansi"]}
+    render_mode = "ansi"
+
+    def __init__(self, context):
+        self.possible_agents = ["a", "b"]
+
+    def step(self, actions):
+        obs, _, *rest = super().step(actions)
+        return obs, dict.fromkeys(actions, 0.0), *rest
+
+    def render(self):
+        return "two hands"
+
+
 class Nameless(Seats):
     def __init__(self, context):
         pass
@@ -109,12 +128,10 @@ register_env("long_corridor", lambda context: Corridor({"length": 5}))
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory, empty but for `corridors.py`."""
-    from menv import registry
-
     (tmp_path / "corridors.py").write_text(GAME)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr("menv.registry._registered", dict(registered()))
     yield tmp_path
     for name in ("corridors", "league"):
         sys.modules.pop(name, None)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from menv.algorithms.training.learn import StopRule
@@ -58,19 +57,6 @@ def test_a_bound_on_evaluations_is_waited_for(folder: Path) -> None:
 def test_agents_that_are_called_by_numbers_are_found(folder: Path) -> None:
     numbers = ["--config", "env_config.numbers=true", "--stop", "agent_reward_mean/1=3"]
     assert main(["train", "corridors:Seats", *SMALL, *numbers]) == 0
-
-
-def test_numbers_of_numpy_that_a_callback_adds_are_bounds_too() -> None:
-    bounds = StopRule({"own": 3.0}, evaluates=False)
-    assert bounds.impossible({"own": np.float32(2)}) == ""
-    assert not bounds.reached({"own": np.float32(2)})
-    assert bounds.reached({"own": np.int64(3)})
-
-
-def test_a_key_that_was_there_may_be_missing_now_and_then() -> None:
-    bounds = StopRule({"own": 3.0}, evaluates=False)
-    assert bounds.impossible({"own": 1}) == ""
-    assert bounds.impossible({"other": 1}) == ""
 
 
 def test_what_agents_policies_and_callbacks_may_have_later_is_waited_for() -> None:

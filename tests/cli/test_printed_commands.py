@@ -23,14 +23,15 @@ from menv.cli import train as training
 from menv.cli.main import COMMANDS, main
 from menv.errors import ConfigError, EnvCrashError
 from menv.serving import PolicyServerInput
-from menv.tracking import Run
 from tests.house.sources import ROOT
+from tests.warm_python import run_warm
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64", "--config", "seed=1"]
 ONCE = [*SMALL, "--stop", "training_iteration=1"]
 RUN = "my runs/one"
 PLACES = {
     "menv/algorithms/training/crash_capsules.py",  # test_the_command_of_a_crash_capsule_repeats_the_fault
+    "menv/cli/seeds.py",  # tests/cli/test_sweep.py
     "menv/cli/show.py",  # test_export_copies_policies_that_need_no_torch
     "menv/cli/sweep.py",  # tests/cli/test_sweep.py
     "menv/cli/train.py",
@@ -49,6 +50,10 @@ def printed(text: str) -> dict[str, list[str]]:
 
 def works(arguments: list[str]) -> bool:
     """Run a command of menv in a process of its own, without a terminal; one that trains for ever is interrupted."""
+    if arguments[0] not in ("train", "serve"):
+        done = run_warm(["-m", "menv.cli", *arguments], Path.cwd())
+        assert done.returncode == 0, done.stdout + done.stderr
+        return True
     said = []
     with subprocess.Popen(
         [sys.executable, "-m", "menv.cli", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -60,8 +65,7 @@ def works(arguments: list[str]) -> bool:
             if "listening at" in line or (arguments[0] == "train" and "mean return" in line):
                 process.send_signal(signal.SIGINT)
         status = process.wait(60)
-    ended = 128 + signal.SIGINT if arguments[0] in ("train", "serve") else 0
-    assert status == ended, "".join(said)
+    assert status == 128 + signal.SIGINT, "".join(said)
     return True
 
 
@@ -71,15 +75,48 @@ def _own(folder: Path) -> Iterator[None]:
     sys.modules.pop("corridors", None)
 
 
+ENDS = {
+    "tictactoe": {"play"},
+    "tictactoe --self-play": {"play", "match"},
+    "corridors:Duel --self-play": {"play", "match"},
+    "corridors:Corridor": set(),
+}
+"""What runs end with beside the commands that all have."""
+
+
 @pytest.mark.slow_unless("tictactoe")
-@pytest.mark.parametrize("env", ["tictactoe", "corridors:Corridor"])
+@pytest.mark.parametrize("env", ENDS)
 def test_the_commands_that_a_run_ends_with(env: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", env, *ONCE, "--run-dir", RUN]) == 0
+    assert main(["train", *env.split(), *ONCE, "--run-dir", RUN]) == 0
     commands = printed(capsys.readouterr().err)
-    expected = {"evaluate", "report", "watch"} | ({"play"} if env == "tictactoe" else set())
-    assert commands.keys() == expected
+    assert commands.keys() == {"evaluate", "report", "watch"} | ENDS[env]
     for arguments in commands.values():
         assert works(arguments)
+
+
+@pytest.mark.slow
+def test_the_commands_of_errors_about_people_and_matches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each error names what is missing; what it says is added until the command works."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert main(["train", "corridors:Duel", "--self-play", *ONCE, "--run-dir", RUN]) == 0
+    capsys.readouterr()
+    for command in (["play", RUN], ["watch", RUN], ["match", f"{RUN}:easy", RUN]):
+        for _ in range(3):
+            sys.modules.pop("corridors", None)
+            if main(command) == 0:
+                break
+            error = capsys.readouterr().err.splitlines()[-1]
+            whole = re.search(r": menv (.*)$", error)
+            command = (
+                shlex.split(whole[1]) if whole else [*command, *shlex.split(error.rpartition("write ")[2])]
+            )
+        assert works(command)
+    said = f"{main(['play', RUN, '--as', 'a', '--trust'])}{capsys.readouterr().err}"
+    option = re.search(r"with (--[a-z-]+)$", said, re.M)
+    assert option
+    assert works(["play", RUN, "--as", "a", "--trust", option[1]])
 
 
 def interrupted(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,30 +138,6 @@ def test_the_command_that_resumes_an_interrupted_run(
     resume = printed(capsys.readouterr().err)["resume"]
     assert resume == ["train", "--resume", RUN, "--trust"]
     assert works(resume)
-
-
-def by_clients() -> None:
-    """Begin a run of a program that is a server, without an environment."""
-    spaces = {
-        "observation_space": gym.spaces.Box(-1, 1, (3,), np.float32),
-        "action_space": gym.spaces.Discrete(2),
-    }
-    source = {"input": lambda ioctx: PolicyServerInput(ioctx, port=0, idle_timeout=0.05)}
-    with PPO(config={**source, **spaces, "seed": 1}) as algo:
-        algo.learn(stop={"training_iteration": 1}, run_dir=RUN)
-
-
-def test_a_served_run_of_a_program_ends_with_the_command_that_serves_it_again(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_clients()
-    served = ["serve", RUN, "--port", "0"]
-    interrupted(served, monkeypatch)
-    commands = printed(capsys.readouterr().err)
-    # Without an environment nothing can be evaluated.
-    assert commands == {"resume": served, "report": ["report", RUN]}
-    assert works(commands["resume"])
-    assert works(commands["report"])
 
 
 def test_a_served_checkpoint_continues_in_the_run_folder_that_it_got(
@@ -170,34 +183,6 @@ def test_the_command_of_a_crash_capsule_repeats_the_fault() -> None:
     sys.modules.pop("falling")
 
 
-@pytest.mark.parametrize("name", [b"run-\xff", b"it's \\ \xc3\xa9\xff9", b"\x1b[31mred", b"two\nlines"])
-def test_the_commands_of_a_run_whose_path_is_no_text_run_in_a_shell(
-    name: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, settings = os.fsdecode(name), os.fsdecode(name + b".json")
-    Path(settings).write_text('{"seed": 1}')
-    assert main(["train", "tictactoe", *ONCE, "--config", settings, "--run-dir", path]) == 0
-    said = capsys.readouterr().err
-    assert "\x1b" not in said
-    (report,) = re.findall("^  report: menv report (.*?)\n(?=  watch)", said, re.MULTILINE | re.DOTALL)
-    # What a shell gets, as a terminal shows the characters.
-    assert words_of(f"menv report {report}") == [b"menv", b"report", name]
-    typed = os.fsencode(shlex.join(["menv", "train", "--config", settings]))
-    Path(path, "command.txt").write_bytes(typed)
-    assert os.fsencode(Run(path).command) == typed
-    with PPO(env="tictactoe", config={"seed": 1}) as algo, pytest.raises(ConfigError) as raised:
-        algo.learn(stop={"training_iteration": 1}, run_dir=path)
-    command = str(raised.value).rpartition(" with ")[2]
-    assert words_of(command) == [b"menv", b"train", b"--resume", name]
-
-
-def words_of(command: str) -> list[bytes]:
-    """Return the words that a shell makes of a command that is copied from a terminal."""
-    script = f"printf '%s\\0' {command}".encode()
-    done = subprocess.run(["bash"], input=script, capture_output=True, check=True)
-    return done.stdout.split(b"\0")[:-1]
-
-
 def test_the_examples_of_the_help_are_taken() -> None:
     examples = [line.strip() for line in training._EXAMPLES.splitlines()[1:]]
     Path("settings.toml").touch()
@@ -215,3 +200,27 @@ def test_no_other_file_of_the_library_prints_a_command() -> None:
             if (isinstance(text, str) and COMMAND.search(text)) or words[:1] == ["menv"]:
                 found.add(path.relative_to(ROOT).as_posix())
     assert found == PLACES
+
+
+def by_clients() -> None:
+    """Begin a run of a program that is a server, without an environment."""
+    spaces = {
+        "observation_space": gym.spaces.Box(-1, 1, (3,), np.float32),
+        "action_space": gym.spaces.Discrete(2),
+    }
+    source = {"input": lambda ioctx: PolicyServerInput(ioctx, port=0, idle_timeout=0.05)}
+    with PPO(config={**source, **spaces, "seed": 1}) as algo:
+        algo.learn(stop={"training_iteration": 1}, run_dir=RUN)
+
+
+def test_a_served_run_of_a_program_ends_with_the_command_that_serves_it_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_clients()
+    served = ["serve", RUN, "--port", "0"]
+    interrupted(served, monkeypatch)
+    commands = printed(capsys.readouterr().err)
+    # Without an environment nothing can be evaluated.
+    assert commands == {"resume": served, "report": ["report", RUN]}
+    assert works(commands["resume"])
+    assert works(commands["report"])

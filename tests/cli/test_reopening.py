@@ -1,9 +1,7 @@
 """Own environments and classes of a run are used again after consent, and nothing is imported without it."""
 
-import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ import pytest
 
 from menv.cli.main import main
 from tests.checkpoints.forged import forge
-from tests.house.sources import ROOT
+from tests.inside import registered
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64", "--config", "seed=1"]
 ONCE = [*SMALL, "--stop", "training_iteration=1"]
@@ -95,11 +93,9 @@ def test_callbacks_are_not_needed_to_evaluate(run: str, capsys: pytest.CaptureFi
 def test_modules_of_the_command_are_imported_with_consent(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from menv import registry
-
     assert main(["train", "corridor", "--import", "corridors.py", *ONCE, "--run-dir", "run"]) == 0
     Path("run/command.txt").write_text("menv train corridor --import corridors.py\n")
-    del registry._registered["corridor"]
+    del registered()["corridor"]
     forget(folder)
     capsys.readouterr()
     assert main(["evaluate", "run", "--episodes", "1"]) == 2
@@ -164,16 +160,3 @@ def test_environments_of_installed_libraries_need_no_trust(
     assert "--trust" not in capsys.readouterr().err
     assert main(["evaluate", "run", "--episodes", "2"]) == 0
     assert main(["train", "--resume", "run", "--stop", "training_iteration=2"]) == 0
-
-
-def test_a_folder_with_the_name_of_a_library_is_not_imported_for_a_run(folder: Path) -> None:
-    assert main(["train", "pettingzoo:classic/tictactoe_v3", *ONCE, "--no-zoo", "--run-dir", "run"]) == 0
-    package = folder / "pettingzoo" / "classic"
-    package.mkdir(parents=True)
-    for file in (folder / "pettingzoo" / "__init__.py", package / "__init__.py", package / "tictactoe_v3.py"):
-        file.write_text("raise SystemExit('imported')")
-    command = [sys.executable, "-m", "menv.cli", "evaluate", "run", "--episodes", "1"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 2
-    assert "add --trust to import pettingzoo:classic/tictactoe_v3" in done.stderr

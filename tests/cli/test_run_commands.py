@@ -19,7 +19,6 @@ import pytest
 import menv
 from menv import Policy
 from menv.cli.main import main
-from menv.inference.network_policy import NetworkPolicy
 from menv.serving import PolicyClient
 from menv.tracking import Run
 from tests.house.test_importing import python
@@ -82,7 +81,7 @@ def test_export_copies_policies_that_need_no_torch(run: str, capsys: pytest.Capt
     assert main(["export", run, "-o", "one", "--policy", "default_policy"]) == 0
     assert not list(Path().rglob("*.py"))[1:], "corridors.py is the fixture's"
     policy = Policy.from_checkpoint("one")
-    assert isinstance(policy, NetworkPolicy)
+    assert isinstance(policy, Policy)
     obs = gym.make("CartPole-v1").reset(seed=0)[0]
     several = Policy.from_checkpoint("pole-policies")
     assert isinstance(several, dict)

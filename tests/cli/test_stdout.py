@@ -1,8 +1,6 @@
 """What is printed goes nowhere, or cannot be printed: the run is saved, and no command shows a traceback."""
 
-import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -51,37 +49,11 @@ def test_a_run_whose_reader_has_gone_ends_with_a_checkpoint(folder: Path, closed
 
 
 @pytest.mark.slow
-def test_a_run_without_any_stdout_trains(folder: Path) -> None:
-    command = shlex.join([*COMMAND, "train", "corridors:Corridor", *ONCE, "--run-dir", "run"])
-    assert ended(subprocess.DEVNULL, "sh", "-c", f"exec {command} >&-")[0] == 0
-    assert Path("run/checkpoints/LATEST").read_text().strip() == "000001"
-
-
-@pytest.mark.slow
 def test_a_run_whose_disk_is_full_ends_with_a_checkpoint_that_is_elsewhere(folder: Path) -> None:
     with open("/dev/full", "wb") as full:
         status, (said,) = ended(full.fileno(), *ENDLESS)
     assert (status, "No space left on device" in said) == (1, True)
     assert Path("run/checkpoints/LATEST").read_text().strip() == "000001"
-
-
-@pytest.mark.slow_unless("ascii")
-@pytest.mark.parametrize("encoding", ["ascii", "ascii:strict", "latin-1"])
-def test_names_that_stdout_has_no_form_for_are_written_as_stderr_writes_them(
-    folder: Path, encoding: str
-) -> None:
-    elsewhere = {**ENV, "PYTHONIOENCODING": encoding}
-    commands = (["train", "corridors:Corridor", *ONCE, "--run-dir", "Łódź"], ["show", "Łódź"])
-    for command, line in zip(
-        commands, ("saved {}/checkpoints/000001", "checkpoint {}/checkpoints/000001"), strict=True
-    ):
-        done = subprocess.run(
-            [*COMMAND, *command], capture_output=True, env=elsewhere, timeout=120, check=False
-        )
-        assert (done.returncode, b"Error" in done.stderr) == (0, False)
-        codec = encoding.partition(":")[0]
-        shown = line.format("Łódź").encode(codec, "backslashreplace").decode(codec)
-        assert shown in done.stdout.decode(codec).splitlines()
 
 
 @pytest.mark.slow
@@ -100,28 +72,6 @@ def test_ctrl_c_that_ends_the_reader_too_leaves_a_checkpoint(folder: Path) -> No
     assert int(Path("run/checkpoints/LATEST").read_text()) >= int(seen[-1].split()[0])
 
 
-def test_an_iteration_that_cannot_be_shown_is_saved_before_it_is_said(folder: Path) -> None:
-    told = ["--config", "callbacks=@corridors:Forget", "--run-dir", "run"]
-    with pytest.raises(KeyError, match="episode_len_mean"):
-        main(["train", "corridors:Corridor", *SMALL, *told])
-    assert Path("run/checkpoints/LATEST").read_text().strip() == "000001"
-
-
-@pytest.mark.parametrize(
-    ("numbers", "ids"), [("false", {"(0, 0)", "(0, 1)"}), ("true", {"0", "1"})], ids=["tuples", "numpy"]
-)
-def test_agents_that_json_has_no_key_for_are_shown_as_text(
-    folder: Path, capsys: pytest.CaptureFixture[str], numbers: str, ids: set[str]
-) -> None:
-    seats = ["--config", f"env_config.numbers={numbers}"]
-    assert main(["train", "corridors:Seats", *seats, *ONCE, "--run-dir", "run", "--json"]) == 0
-    told, saved = map(json.loads, capsys.readouterr().out.splitlines())
-    assert told["agent_reward_mean"] == dict.fromkeys(ids, 3.0)
-    assert saved == {"saved": "run/checkpoints/000001"}
-    assert main(["evaluate", "run", "--env", "corridors:Seats", "--episodes", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["agent_reward_mean"] == dict.fromkeys(ids, 3.0)
-
-
 @pytest.mark.slow_unless("show", "check")
 @pytest.mark.parametrize("command", ["show", "evaluate", "check", "verify"])
 def test_a_command_whose_reader_has_gone_ends_without_a_word(folder: Path, closed: int, command: str) -> None:
@@ -133,20 +83,6 @@ def test_a_command_whose_reader_has_gone_ends_without_a_word(folder: Path, close
     }
     main(["train", "corridors:Corridor", *ONCE, "--run-dir", "run"])
     assert ended(closed, *COMMAND, command, *asked[command]) == (1, [])
-
-
-def test_a_disk_that_is_full_is_one_line(folder: Path) -> None:
-    with open("/dev/full", "wb") as full:
-        status, (said,) = ended(full.fileno(), *COMMAND, "check", "corridors:Corridor")
-    assert status == 1
-    assert said.startswith("menv check: error: stdout: cannot be written")
-
-
-@pytest.mark.parametrize(
-    "asked", [["--help"], ["--version"], ["train", "--help"], ["check", "--help"]], ids=str
-)
-def test_help_that_nobody_reads_ends_without_a_word(closed: int, asked: list[str]) -> None:
-    assert ended(closed, *COMMAND, *asked) == (1, [])
 
 
 @pytest.mark.slow_unless("check")

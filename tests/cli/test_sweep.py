@@ -14,6 +14,7 @@ import optuna
 import pytest
 
 from menv.cli.main import main
+from menv.tracking import Run
 from tests.house.sources import ROOT
 
 SWEEP = """
@@ -34,6 +35,12 @@ COMMAND = [sys.executable, "-m", "menv.cli", "sweep", "sweep.toml"]
 def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs find menv here."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def by_shell(command: str) -> str:
+    """Run a command that menv has printed, and return its output; the shell finds the run folders."""
+    command = f"{sys.executable} -m menv.cli {command.removeprefix('menv ')}"
+    return subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
 
 
 def write(text: str = SWEEP, **replaced: str) -> None:
@@ -69,9 +76,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ({"lr": "lr = 0.1"}, "space.lr"),
         ({"seeds": "metrik = 'a'"}, "did you mean 'metric'"),
         ({"seeds": "direction = 'up'"}, "direction is 'up'"),
-        ({"seeds": "pruner = 'median'\npruner_options = {n = 1}"}, "pruner_options"),
+        ({"seeds": "pruner = 'median'\npruner_options = {n = 1}"}, "MedianPruner"),
         ({"stop": ""}, "no stop"),
         ({"lr": "", "model": ""}, "no space"),
+        ({"options": "grid = {gamma = 0.9}"}, "grid.gamma"),
         ({"options": "options = \"--policies 'x\""}, "No closing quotation"),
         ({"config": "config = {env_config = {since = 2026-01-01}}"}, "date"),
     ],
@@ -121,8 +129,10 @@ def test_what_is_wrong_in_every_trial_ends_the_sweep_after_its_first_run(
     write(**replaced)
     err = refused(capsys)
     assert (named in err, err.count("\n")) == (True, 1), err
-    # What was trained is not deleted.
-    assert Path("runs/sweep").exists() == ("metric = " in str(replaced))
+    # The same command runs it once the file is correct.
+    write(seeds="seeds = 1")
+    assert main(["sweep", "sweep.toml", "--trials", "1"]) == 0
+    assert [state for state, *_ in trials()] == ["FAIL", "COMPLETE"]
 
 
 @pytest.mark.slow
@@ -147,7 +157,6 @@ def test_a_killed_sweep_resumes_and_its_best_settings_train(folder: Path) -> Non
     assert config["train_batch_size"] == 64
     trained = ["tictactoe", "--no-zoo", "--config", "runs/sweep/best.json", "--stop", "training_iteration=1"]
     assert main(["train", *trained, "--no-save"]) == 0
-    assert Path("runs/sweep/report.html").exists()
 
 
 @pytest.mark.slow
@@ -180,7 +189,7 @@ class Brittle(Corridor):
 
 
 @pytest.mark.slow
-def test_trials_are_pruned_and_failed_ones_go_on_with_their_settings(
+def test_trials_are_pruned_and_failed_ones_continue_with_their_settings(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(
@@ -204,4 +213,50 @@ def test_trials_are_pruned_and_failed_ones_go_on_with_their_settings(
         assert main(["sweep", "sweep.toml", "--trials", "5", "--retry-failed"]) == 0
         assert [one[1]["env_config.length"] for one in trials()[5:]] == failed
         assert {one[0] for one in trials()[5:]} <= {"COMPLETE", "PRUNED"}
-    assert capsys.readouterr().out.count("5 trials: ") == 4
+    assert capsys.readouterr().out.count("best:") == 4
+
+
+GRID = """
+env = "menv.envs:TwoStepGame"
+run = ["PPO", "VDN"]
+seeds = 2
+options = "--no-zoo"
+stop = {num_env_steps_sampled = 32}
+config = {num_envs_per_worker = 4, train_batch_size = 32}
+grid = {gamma = [0.9, 1.0]}
+"""
+
+
+@pytest.mark.slow
+def test_a_grid_trains_every_algorithm_with_every_setting_and_seed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(GRID)
+    assert main(["sweep", "sweep.toml", "--jobs", "2"]) == 0
+    params = [one[1] for one in trials()]
+    pairs = [(json.loads(one["run"]), json.loads(one["gamma"])) for one in params]
+    assert sorted(pairs) == [("PPO", 0.9), ("PPO", 1.0), ("VDN", 0.9), ("VDN", 1.0)]
+    for number, (run, gamma) in enumerate(pairs):
+        for seed in (0, 1):
+            config = Run(f"runs/sweep/trial-{number:03d}-seed-{seed}").config
+            assert config["algorithm"] == {"PPO": "PPO", "VDN": "QMIX"}[run]
+            assert (config["config"]["gamma"], config["config"]["seed"]) == (gamma, seed)
+    printed = capsys.readouterr().out.splitlines()
+    (table,) = [line.removeprefix("table: ") for line in printed if line.startswith("table: ")]
+    # The header, and a line for each combination.
+    assert by_shell(f"{table} --episodes 2").count(r" \\") == 5
+    # Nothing is left to do.
+    assert main(["sweep", "sweep.toml"]) == 0
+    assert len(trials()) == 4
+
+
+@pytest.mark.slow
+def test_the_command_trains_a_run_for_each_seed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--no-zoo", "--stop", "training_iteration=1", "--config", "train_batch_size=64"]
+    assert main(["train", "tictactoe", "--seeds", "2", "--jobs", "2", "--run-dir=runs/two", *small]) == 0
+    assert [Run(f"runs/two/seed-{seed}").config["config"]["seed"] for seed in (0, 1)] == [0, 1]
+    (plot,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("plot: ")]
+    assert by_shell(plot.removeprefix("plot: ")) == "wrote two.png\n"
+    assert main(["train", "tictactoe", "--seeds", "2", "--seed", "1"]) == 2
+    assert main(["train", "tictactoe", "--seeds", "1", "--run-dir", "runs/no", "--run", "PPOX"]) == 2
+    assert "PPOX" in Path("runs/no/seed-0.log").read_text()

@@ -72,6 +72,7 @@ def iterations() -> int:
     return int(Path("run/checkpoints/LATEST").read_text())
 
 
+@pytest.mark.slow_unless("15")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_script_that_is_terminated_while_it_learns_saves_the_run_and_ends(
     started: Any, number: signal.Signals
@@ -144,6 +145,7 @@ def test_a_terminal_that_closes_ends_training_with_a_checkpoint() -> None:
     assert iterations() == Run("run").progress()["training_iteration"][-1] >= 2
 
 
+@pytest.mark.slow
 def test_nohup_keeps_a_run_alive_when_its_terminal_closes(started: Any) -> None:
     run = started([*TRAIN, "--json"], "training_iteration", 'trap "" HUP;')
     run.send_signal(signal.SIGHUP)
@@ -153,7 +155,7 @@ def test_nohup_keeps_a_run_alive_when_its_terminal_closes(started: Any) -> None:
     assert run.returncode == 128 + signal.SIGTERM
 
 
-def test_a_job_that_is_started_again_goes_on_where_it_was_saved(started: Any) -> None:
+def test_a_job_that_is_started_again_continues_where_it_was_saved(started: Any) -> None:
     job = [*TRAIN, "--policies", "per-agent", "--seed", "3", "--resume-or-start"]
     # Lines are printed before the run folder is written.
     killed = started([*job, "--json"], '"training_iteration": 3')
@@ -175,30 +177,7 @@ def test_a_job_that_is_started_again_goes_on_where_it_was_saved(started: Any) ->
         assert iterations() == done + 2
 
 
-def test_an_attempt_follows_the_bound_of_the_zoo(capsys: pytest.CaptureFixture[str]) -> None:
-    job = ["train", "CartPole-v1", "--run", "DQN", "--run-dir", "run", "--resume-or-start"]
-    assert main([*job, "--stop", "training_iteration=1"]) == 0
-    assert "settings of menv/zoo/CartPole-v1.toml [DQN]" in capsys.readouterr().out
-    path = Path("run/config.json")
-    assert '"zoo": "CartPole-v1.toml [DQN]"' in path.read_text()
-    # Its 1,024 env steps are more than this bound, which stands where the zoo's would.
-    assert main([*job, "--stop", "num_env_steps_sampled=1000"]) == 0
-    said = capsys.readouterr()
-    assert "nothing to train: num_env_steps_sampled is 1,024 already" in said.err
-    assert "resuming run" in said.out
-    assert '"zoo": "CartPole-v1.toml [DQN]"' in path.read_text()
-
-
 @pytest.mark.parametrize("wrong", [[], ["--resume", "run", "--run-dir", "run"]])
 def test_an_attempt_has_to_name_its_run_folder(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "tictactoe", "--resume-or-start", *wrong]) == 2
     assert "write --run-dir DIR --resume-or-start" in capsys.readouterr().err
-
-
-def test_an_attempt_keeps_the_files_of_others(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("run").mkdir()
-    table = "training_iteration,mine\n1,2\n"
-    Path("run/progress.csv").write_text(table)
-    assert main([*TRAIN[3:], "--resume-or-start", "--stop", "training_iteration=1"]) == 2
-    assert "run_dir run: not empty" in capsys.readouterr().err
-    assert Path("run/progress.csv").read_text() == table

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -12,9 +11,10 @@ from typing import Any
 import pytest
 
 import menv
-from menv.algorithms import DQN, PPO
-from menv.cli import zoo
+from menv.algorithms import DQN, PPO, PPOConfig
+from menv.algorithms.config import zoo
 from menv.cli.main import main
+from menv.errors import ConfigError
 from menv.tracking import Run
 from tests.house.sources import ROOT
 
@@ -81,7 +81,8 @@ def test_settings_of_the_zoo_are_used_under_those_of_the_user_and_recorded(
     )
     train = ["train", "corridors:Corridor"]
     assert main([*train, *SMALL, "--config", "gamma=0.9", "--run-dir", "run"]) == 0
-    assert "settings of menv/zoo/halls.toml [PPO]; --no-zoo ignores them" in capsys.readouterr().out
+    line = "settings of halls.toml [PPO]: lr=0.1, model={'fcnet_hiddens': [4]}; --no-zoo ignores them"
+    assert line in capsys.readouterr().out
     config = stored("run")
     assert [config[key] for key in ("gamma", "lr")] == [0.9, 0.1]
     assert list(Run("run").progress()["num_env_steps_sampled"]) == [64]
@@ -96,6 +97,45 @@ def test_settings_of_the_zoo_are_used_under_those_of_the_user_and_recorded(
     errors = capsys.readouterr().err
     assert "no file of menv/zoo has this table for corridors:Corridor" in errors
     assert "which is for PPO" in errors
+
+
+def test_mappo_is_ppo_with_a_critic_that_sees_the_state(folder: Path) -> None:
+    assert main(["train", "corridors:Corridor", "--run", "MAPPO", *ONCE, "--run-dir", "run"]) == 0
+    assert (Run("run").config["algorithm"], stored("run")["critic_obs"]) == ("PPO", "state")
+
+
+def test_a_zoo_file_of_ones_own_is_used_by_the_command_and_in_python(folder: Path) -> None:
+    (folder / "my.toml").write_text(
+        'envs = ["corridors:*"]\n[PPO]\ngamma = 0.5\nlr = 0.1\n[Fast]\nbase = "PPO"\nlr = 0.2\n'
+    )
+    train = ["train", "corridors:Corridor", *ONCE, "--zoo"]
+    for number, (table, lr) in enumerate({"my.toml": 0.1, "my.toml:Fast": 0.2}.items()):
+        assert main([*train, table, "--run-dir", f"own{number}"]) == 0
+        assert [stored(f"own{number}")[key] for key in ("gamma", "lr")] == [0.5, lr]
+        config = PPOConfig.from_zoo("corridors:Corridor", table)
+        assert (config.env, config.gamma, config.lr) == ("corridors:Corridor", 0.5, lr)
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("missing.toml", None),
+        ("my.toml:Slow", "envs = ['*']\n[PPO]\nlr = 0.1\n"),
+        ("my.toml", "envs = ['Pendulum-v1']\n[PPO]\nlr = 0.1\n"),
+        ("my.toml", "[PPO]\nlr = 0.1\n"),
+        ("my.toml", "envs = ["),
+        ("my.toml", "envs = ['*']\n[PPO]\nbase = 'Other'\n[Other]\nbase = 'PPO'\n"),
+        ("my.toml", "envs = ['*']\n[PPO]\nbase = 'Other'\n"),
+        ("my.toml", "envs = ['*']\n[PPO]\nenv_steps = 'many'\n"),
+        ("my.toml:DQN", "envs = ['*']\n[DQN]\nlr = 0.1\n"),
+        ("my.toml", "envs = ['*']\n[PPO]\nlearning_speed = 0.1\n"),
+    ],
+)
+def test_a_zoo_file_that_does_not_fit_is_refused(tmp_path: Path, table: str, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "my.toml").write_text(text)
+    with pytest.raises(ConfigError):
+        PPOConfig.from_zoo("CartPole-v1", str(tmp_path / table))
 
 
 def test_values_may_be_written_as_python_has_them(folder: Path) -> None:
@@ -220,6 +260,27 @@ def test_checkpoints_are_written_now_and_then_and_the_latest_stay(folder: Path) 
     assert sorted(path.name for path in Path("run/checkpoints").iterdir()) == ["000006", "000007", "LATEST"]
 
 
+def test_the_best_checkpoint_stays(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = ["--run-dir", "run", "--keep", "1", "--keep-best", "evaluation/episode_reward_mean"]
+    evaluated = ["--config", "evaluation_interval=2", "--config", "evaluation_duration=2"]
+    main(["train", "corridors:Corridor", *SMALL, *evaluated, "--stop", "training_iteration=7", *best])
+    scores = {
+        one["training_iteration"]: one["evaluation"]["episode_reward_mean"]
+        for one in Run("run").results()
+        if "evaluation" in one
+    }
+    highest = next(step for step, score in scores.items() if score == max(scores.values()))
+    kept = sorted(path.name for path in Path("run/checkpoints").iterdir() if path.is_dir())
+    assert kept == sorted({f"{highest:06d}", "000007"})
+    assert f"best: run/checkpoints/{highest:06d}" in capsys.readouterr().err
+    assert (
+        main(
+            ["train", "corridors:Corridor", *SMALL, "--stop", "training_iteration=2", "--keep-best", "scores"]
+        )
+        == 2
+    )
+
+
 def test_the_library_reads_what_the_command_wrote(folder: Path) -> None:
     main(["train", "corridors:Corridor", "--run", "DQN", *ONCE[-2:], "--run-dir", "run"])
     with DQN.from_checkpoint("run", env="corridors:Corridor") as algo:
@@ -260,6 +321,7 @@ def test_without_a_terminal_there_is_a_line_for_each_iteration(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        (["CartPole-v1", "--run", "PP0"], "did you mean 'PPO'?"),
         ([], "env: none is given"),
         (["tictactoo"], "did you mean 'tictactoe'"),
         (["corridors:Corridoor"], "did you mean 'corridors:Corridor'"),
@@ -295,11 +357,10 @@ def test_a_wrong_setting_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--run", "A2C"], "invalid choice: 'A2C'"),
         (["--config", "lr"], "'lr', expected a JSON object"),
         (["--config", "gone.toml"], "gone.toml: cannot be read"),
         (["--config", "[1]"], "expected a JSON object"),
-        (["--config", '{"lr": }'], "is no JSON"),
+        (["--config", '{"lr": }'], "is not JSON"),
         (["--stop", "soon"], "expected KEY=NUMBER"),
         (["--stop", "training_iteration=nan"], "expected KEY=NUMBER"),
         (["--save-every", "0"], "expected a whole number from 1"),
@@ -315,33 +376,3 @@ def test_an_argument_that_cannot_be_read_is_refused_with_the_usage(
     assert ended.value.code == 2
     assert line in said
     assert "usage: menv train" in said
-
-
-def test_an_environment_that_raises_shows_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "corridors:broken"]) == 1
-    said = capsys.readouterr().err
-    assert "in broken" in said
-    assert said.splitlines()[-1].startswith("menv train: error: env 'corridors:broken'")
-
-
-def test_a_run_may_live_at_a_path_that_is_no_utf_8(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = os.fsdecode(b"run-\xff")
-    # The arguments of this process are what a run folder keeps.
-    monkeypatch.setattr(sys, "argv", ["menv", "train", "--run-dir", name])
-    assert main(["train", "tictactoe", *SMALL, "--stop", "training_iteration=1", "--run-dir", name]) == 0
-    assert main(["train", "--resume", name, "--stop", "training_iteration=2"]) == 0
-    assert b"--run-dir 'run-\xff'" in Path(name, "command.txt").read_bytes()
-    assert shlex.split(Run(name).command.splitlines()[-1])[-1] == name
-    for command in (["show", name], ["report", name], ["evaluate", name, "--episodes", "1"]):
-        assert main(command) == 0
-
-
-@pytest.mark.parametrize("kind", ["argument", "json", "toml"])
-def test_a_key_with_dots_is_a_setting_of_a_section_in_files_too(folder: Path, kind: str) -> None:
-    Path("settings.json").write_text('{"env_config.length": 4, "env_config": {"other": 1}}')
-    Path("settings.toml").write_text('"env_config.length" = 4\nenv_config.other = 1\n')
-    given = Path("settings.json").read_text() if kind == "argument" else f"settings.{kind}"
-    run = ["train", "corridors:Corridor", *SMALL, "--config", given, "--stop", "training_iteration=1"]
-    assert main([*run, "--run-dir", "run"]) == 0
-    (result,) = Run("run").results()
-    assert result["episode_len_mean"] == 4

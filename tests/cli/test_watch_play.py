@@ -1,21 +1,22 @@
 """`menv watch` shows policies and `menv play` lets a person play against them, on terminals, in pipes and in files."""
 
 import io
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 from PIL import Image
 
-from menv import MultiAgentEnv
 from menv.algorithms import PPO
 from menv.cli.main import main
+from menv.playing.terminal import picture_lines
 from menv.registry import register_env
+from tests.playing.hands import SECRET, Hands, OwnHands
+from tests.worlds import Several
 
 SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1}
 
@@ -64,18 +65,9 @@ def test_names_are_moves_too_and_others_are_asked_again(
     shown = capsys.readouterr().out
     assert re.search(r"0 top left 1\d%, 1 top 1\d%", shown)
     for wrong in ("0", "-1", "up", ""):
-        assert f"'{wrong}' is no legal move; type a number or a name from the list, or q\n" in shown
+        assert f"'{wrong}' is not a legal move; type a number or a name from the list, or q\n" in shown
     assert " X | " in shown
     assert shown.endswith("the game was left\n")
-
-
-def test_bytes_that_are_no_text_are_no_move(runs: Path) -> None:
-    command = [sys.executable, "-m", "menv.cli", "play", str(runs / "tictactoe"), "--as", "player1"]
-    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    done = subprocess.run(
-        command, input=b"\xff\nq\n", capture_output=True, env=strict, timeout=60, check=True
-    )
-    assert b" is no legal move" in done.stdout
 
 
 def test_the_end_of_stdin_ends_a_game(
@@ -92,20 +84,18 @@ def test_the_end_of_stdin_ends_a_game(
 def test_every_move_of_a_policy_is_shown_that_moves_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Twice(MultiAgentEnv):
-        def __init__(self) -> None:
-            self.possible_agents = ["me", "other"]
-            self.observation_space, self.action_space = Discrete(4), Discrete(2)
+    class Twice(Several):
+        possible_agents = ("me", "other")
+        observation_space, length = Discrete(4), 4
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            self.time = 0
-            return {"me": 0}, {}
+        def shown(self) -> Any:
+            return ["me" if self.at in (0, 3) else "other"]
 
-        def step(self, actions: Any) -> Any:
-            self.time += 1
-            agent = "me" if self.time == 3 else "other"
-            over = self.time == 4
-            return {agent: self.time % 4}, {}, {"__all__": over}, {"__all__": False}, {}
+        def see(self, agent: Any) -> Any:
+            return self.at % 4
+
+        def pay(self, actions: Any) -> Any:
+            return {}
 
     register_env("twice", lambda context: Twice())
     with PPO(config=SMALL, env="twice") as algo:
@@ -115,17 +105,6 @@ def test_every_move_of_a_policy_is_shown_that_moves_twice(
     shown = capsys.readouterr().out
     assert shown.count("other plays ") == 2
     assert "me plays" not in shown
-
-
-def test_a_narrow_terminal_gets_narrow_lines(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    typed(monkeypatch, "0")
-    assert main(["play", str(runs / "tictactoe"), "--as", "player1", "--hints"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
-    assert main(["watch", str(runs / "tictactoe")]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
 
 
 def test_texts_are_printed_one_below_the_other_without_a_terminal(
@@ -169,7 +148,11 @@ def test_a_gif_holds_every_step(runs: Path, tmp_path: Path, capsys: pytest.Captu
             ["watch", "halves"],
             r"\['policy_mapping_fn'\] was function \S+<lambda>.*; add --policy AGENT=POLICY$",
         ),
-        (["watch", "roles", "--policy", "chef"], r"policy 'chef' of '\*': .* of \['boss', 'guest'\]"),
+        (
+            ["match", "halves", "halves:x"],
+            r"'policy_mapping_fn'\].*; add multiagent of menv.playing.Game, in Python$",
+        ),
+        (["watch", "roles", "--policy", "chef"], r"policy 'chef': .* of \['boss', 'guest'\] or a snapshot"),
         (["watch", "cart", "--gif", "nowhere/film.gif"], "there is no folder nowhere"),
         (["watch", "cart", "--fps", "0"], "argument --fps: '0', expected a number from 0.1"),
         (["watch", "tictactoe", "--env", "tictactoo"], "did you mean 'tictactoe'"),
@@ -193,14 +176,6 @@ def test_wrong_input_gets_one_line(
     assert re.search(message, capsys.readouterr().err.strip().splitlines()[-1])
 
 
-def test_pictures_are_a_gif_without_the_option_too(
-    runs: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["watch", str(runs / "cart"), "--seed", "0"]) == 0
-    assert re.search(r"^episode 1: return \d+\.00, \d+ env steps\nwrote cart.gif\n$", capsys.readouterr().out)
-    assert Path("cart.gif").read_bytes().startswith(b"GIF89a")
-
-
 def test_a_file_needs_pictures(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from menv.envs import TicTacToe
 
@@ -211,15 +186,60 @@ def test_a_file_needs_pictures(runs: Path, tmp_path: Path, capsys: pytest.Captur
     assert not file.exists()
 
 
-def test_a_closed_stdout_ends_a_game(runs: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "menv.cli", "play", str(runs / "tictactoe"), "--as", "player1"]
-    done = subprocess.run(
-        command, stdin=subprocess.PIPE, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
-    )
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (1, b"")
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hands")
+    for env in (Hands, OwnHands):
+        register_env(env.__name__, env)
+        with PPO(config=SMALL, env=env.__name__) as algo:
+            algo.save(folder / env.__name__)
+    return folder
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("typed_first", "options", "shown"),
+    [
+        (None, [], 1), (None, ["--show-all"], 3), ("y\n", [], 3), ("\n", [], 1), ("", [], 0), ("\n", ["--show-all"], 3),
+    ],
+)  # fmt: skip
+def test_a_game_asks_before_it_shows_what_other_players_hide(
+    hands: Path,
+    typed_first: str | None,
+    options: list[str],
+    shown: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kind = io.StringIO if typed_first is None else Terminal
+    moves = "" if typed_first == "" else "ash\n0\n"
+    monkeypatch.setattr(sys, "stdin", kind(("" if options else typed_first or "") + moves))
+    assert main(["play", str(hands / "Hands"), "--as", "a", *options]) == 0
+    said = capsys.readouterr()
+    # Before the moves of "a", and at the end.
+    assert said.out.count(f"b has {SECRET}") == shown
+    assert ("Show it? [y/N]" in said.out) == (typed_first is not None and not options)
+    assert ("--show-all" in said.err) == (typed_first is None and not options)
+
+
+def test_pixels_are_half_blocks_of_colour_on_a_terminal(
+    hands: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(picture_lines(np.zeros((40, 60, 3), np.uint8), 31)) == 10
+    typed(monkeypatch, "0", "0")
+    assert main(["play", str(hands / "OwnHands"), "--as", "b"]) == 0
+    assert "\N{UPPER HALF BLOCK}" not in capsys.readouterr().out
+    typed(monkeypatch, "0", "0")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["play", str(hands / "OwnHands"), "--as", "b"]) == 0
+    line = "\x1b[38;2;250;10;20;48;2;250;10;20m\N{UPPER HALF BLOCK}" * 10 + "\x1b[0m\n"
+    said = capsys.readouterr().out
+    assert said.count(line * 3) == 2
+    assert f"b has {SECRET}" in said
 
 
 def test_a_mapping_function_is_imported_with_trust(

@@ -1,6 +1,5 @@
 """DQN's settings and the classic keys that mean them."""
 
-import math
 from typing import Any
 
 import pytest
@@ -36,16 +35,6 @@ def test_epsilon_falls_on_a_straight_line_and_stays() -> None:
         exploration_config={"initial_epsilon": 1.0, "final_epsilon": 0.2, "epsilon_timesteps": 100}  # type: ignore[arg-type]
     )
     assert [settings.epsilon_at(steps) for steps in (0, 25, 100, 500)] == pytest.approx([1.0, 0.8, 0.2, 0.2])
-
-
-def test_an_epsilon_of_no_steps_is_the_final_one_from_the_first_step_on() -> None:
-    settings = DQNConfig(exploration_config={"final_epsilon": 0.2, "epsilon_timesteps": 0})  # type: ignore[arg-type]
-    assert [settings.epsilon_at(steps) for steps in (0, 1)] == [0.2, 0.2]
-
-
-def test_an_epsilon_of_endless_steps_is_that_of_the_start() -> None:
-    settings = DQNConfig(exploration_config={"initial_epsilon": 0.3, "epsilon_timesteps": math.inf})  # type: ignore[arg-type]
-    assert [settings.epsilon_at(steps) for steps in (0, 10**9)] == [0.3, 0.3]
 
 
 MEMORY = PolicySpec(config={"model": {"use_lstm": True, "max_seq_len": 11}})
@@ -197,7 +186,7 @@ def test_sections_are_put_over_others_key_by_key(put_over: Any) -> None:
         ({"type": "PrioritizedReplayBuffer"}, {"capacity": 5}, True),
     ],
 )
-def test_the_newer_one_says_how_a_buffer_is_drawn_from(
+def test_the_newer_setting_decides_whether_replay_is_prioritized(
     put_over: Any, before: dict[str, Any], change: dict[str, Any], prioritized: bool
 ) -> None:
     below = read_config(DQNConfig, {"replay_buffer_config": before})
@@ -205,7 +194,7 @@ def test_the_newer_one_says_how_a_buffer_is_drawn_from(
     assert found.replay_buffer_config.prioritized_replay is prioritized
 
 
-def test_a_section_that_an_algorithm_has_not_stays_unknown_to_its_policies() -> None:
+def test_a_section_that_an_algorithm_lacks_is_unknown_to_its_policies() -> None:
     assert override(PPOConfig(), {"gamma": 0.5}, "p").gamma == 0.5
-    with pytest.raises(ConfigError, match=r"policies\['p'\]\.config: unknown key 'exploration_config'"):
+    with pytest.raises(ConfigError, match="exploration_config"):
         override(PPOConfig(), {"exploration_config": {"final_epsilon": 0.1}}, "p")

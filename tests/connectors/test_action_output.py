@@ -39,14 +39,14 @@ def test_unbounded_dimensions_are_left_alone_and_one_sided_bounds_hold() -> None
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_bounds_too_far_apart_to_be_scaled_to_count_as_none(dtype: Any) -> None:
+def test_bounds_too_far_apart_for_scaling_count_as_unbounded(dtype: Any) -> None:
     most = np.finfo(dtype).max
     output = ActionOutput(spaces.Box(-most, most, (2,), dtype))
     assert output(np.array([[0.5, -7.0]], np.float32))[0].tolist() == [0.5, -7.0]
     assert output.log_scale.tolist() == [0.0, 0.0]
 
 
-def test_the_shape_and_dtype_of_the_space_come_back_and_nobody_may_write() -> None:
+def test_the_shape_and_dtype_of_the_space_come_back_write_protected() -> None:
     space = spaces.Box(-2.0, 2.0, (2, 3), np.float64)
     out = ActionOutput(space)(np.zeros((4, 6), np.float32))
     assert len(out) == 4
@@ -93,7 +93,7 @@ def spread(action: Any) -> Any:
 
 @pytest.mark.parametrize("settings", [{}, {"normalize": False}, {"normalize": False, "clip": True}])
 @pytest.mark.parametrize("space", BOXES)
-def test_numbers_there_and_back_again_are_the_same(space: Any, settings: dict[str, bool]) -> None:
+def test_numbers_are_unchanged_by_a_round_trip(space: Any, settings: dict[str, bool]) -> None:
     space.seed(1)
     output, taken = ActionOutput(space, **settings), [space.sample() for _ in range(50)]
     own = output.inverse(taken)
@@ -106,19 +106,12 @@ def test_numbers_there_and_back_again_are_the_same(space: Any, settings: dict[st
     np.testing.assert_allclose(output.inverse(out), own, rtol=1e-5, atol=1e-6)
 
 
-def test_bounds_that_leave_no_choice_come_back_as_zero_and_stay_finite() -> None:
-    output = ActionOutput(spaces.Box(np.array([2.0, 0.0]), np.array([2.0, 2.0]), dtype=np.float64))
-    assert output.inverse([[2.0, 2.0]]).tolist() == [[0.0, 1.0]]
-    assert np.isfinite(output.log_scale).all()
-    assert np.isfinite(output.inverse_inputs(np.zeros((1, 4), np.float32))).all()
-
-
 @pytest.mark.parametrize("space", [
     spaces.Discrete(4, start=-1),
     spaces.MultiDiscrete([3, 4], start=[1, -1]),
     spaces.Dict({"x": spaces.Discrete(2, start=3), "y": spaces.MultiDiscrete([2, 3], dtype=np.int32)}),
 ])  # fmt: skip
-def test_choices_there_and_back_again_are_the_same(space: Any) -> None:
+def test_choices_are_unchanged_by_a_round_trip(space: Any) -> None:
     space.seed(1)
     output, taken = ActionOutput(space), [space.sample() for _ in range(30)]
     own = output.inverse(taken)

@@ -63,7 +63,7 @@ def test_choices_and_numbers_are_one_row_in_the_order_of_the_space() -> None:
     assert not action["gear"][1].flags.writeable
 
 
-def test_mixed_actions_and_their_distributions_have_a_way_back() -> None:
+def test_mixed_actions_and_their_distributions_can_be_inverted() -> None:
     output = ActionOutput(CAR)
     actions = output.unclipped(np.array([CAR_ROW], np.float32))
     np.testing.assert_allclose(output.inverse(actions), [CAR_ROW])
@@ -84,7 +84,7 @@ def test_mixed_actions_and_their_distributions_have_a_way_back() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_mixed_action_outside_its_space_has_no_way_back(wrong: dict[str, Any]) -> None:
+def test_a_mixed_action_outside_its_space_cannot_be_inverted(wrong: dict[str, Any]) -> None:
     good: Any = ActionOutput(CAR)(np.array([CAR_ROW], np.float32))[0]
     with pytest.raises(OutsideSpaceError, match="action"):
         ActionOutput(CAR).inverse([good, {**good, **wrong}])
@@ -92,7 +92,5 @@ def test_a_mixed_action_outside_its_space_has_no_way_back(wrong: dict[str, Any])
 
 @pytest.mark.parametrize("part", [spaces.MultiBinary(2), spaces.Box(0, 3, (2,), np.int32)], ids=str)
 def test_parts_of_other_kinds_are_refused_by_name(part: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=f"Tuple of .*{type(part).__name__}.*expected parts that are Discrete"
-    ):
+    with pytest.raises(ConfigError, match=type(part).__name__):
         flat_action_space(spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, ()), part]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 from typing import Any
 
 import numpy as np
@@ -75,15 +74,6 @@ def test_statistics_are_frozen_in_evaluation_and_for_rows_that_are_not_sampled()
     assert filter_.to_state() != state
 
 
-def test_last_observations_are_filtered_and_not_counted() -> None:
-    filter_ = MeanStdObservationFilterAgentConnector(CTX)
-    seen(filter_, draws(10))
-    batch = AgentRows(draws(1, 3), terminated=True, learning=True)
-    filter_.over_rows(batch)
-    assert filter_.statistics.count == 10
-    assert (np.abs(batch.obs) < 10).all()
-
-
 def test_what_two_processes_have_seen_is_merged_and_handed_back() -> None:
     rows = draws(900)
     alone = MeanStdObservationFilterAgentConnector(CTX)
@@ -106,7 +96,7 @@ def test_what_two_processes_have_seen_is_merged_and_handed_back() -> None:
     )
 
 
-def test_a_copy_is_on_its_own_and_a_deep_copy_shares_the_statistics() -> None:
+def test_a_copy_is_independent_and_a_deep_copy_shares_the_statistics() -> None:
     filter_ = MeanStdObservationFilterAgentConnector(CTX)
     seen(filter_, draws(10))
     own, shared = filter_.copy(), copy.deepcopy(filter_)
@@ -117,19 +107,7 @@ def test_a_copy_is_on_its_own_and_a_deep_copy_shares_the_statistics() -> None:
     assert (own.statistics.count, shared.statistics.count) == (10, 100)
 
 
-def test_a_filter_that_came_with_arrays_that_nobody_may_write_goes_on() -> None:
-    filter_, buffers = MeanStdObservationFilterAgentConnector(CTX), []
-    seen(filter_, draws(10))
-    # So do engines bring what they share between processes.
-    data = pickle.dumps(filter_, protocol=5, buffer_callback=lambda buffer: buffers.append(bytes(buffer)))
-    again = pickle.loads(data, buffers=buffers)
-    for one in (filter_, again):
-        seen(one, draws(3, 1))
-        one.settle()
-    assert again.statistics.to_state() == filter_.statistics.to_state()
-
-
-def test_a_state_is_the_same_to_the_last_bit_after_json() -> None:
+def test_a_state_is_the_same_bit_for_bit_after_json() -> None:
     filter_ = MeanStdObservationFilterAgentConnector(CTX, demean=True, destd=False, clip=None)
     seen(filter_, draws(77))
     name, params = json.loads(json.dumps(filter_.to_state(), allow_nan=False))
@@ -147,7 +125,7 @@ def test_a_state_is_the_same_to_the_last_bit_after_json() -> None:
         {"mean": "abc"},
     ],
 )  # fmt: skip
-def test_statistics_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
+def test_impossible_statistics_are_refused(change: dict[str, Any]) -> None:
     good = RunningMean(3, np.zeros(3), np.ones(3)).to_state()
     with pytest.raises(ConfigError, match="statistics"):
         RunningMean.from_state({**good, **change})

@@ -45,13 +45,8 @@ class Adapter:
     name: str
     script: Script
     kind: str
-    per_process: int = 0
-    on: Any = "process"
-
-    @property
-    def remote(self) -> bool:
-        """Whether the sub-environments live in other processes, so many in each."""
-        return self.per_process > 0
+    on: Any = None
+    """The engine of the processes of its sub-environments, None where they live here."""
 
     @property
     def lockstep(self) -> bool:
@@ -66,9 +61,9 @@ class Adapter:
     def build(self, num_envs: int = 3, seed: int | None = None) -> tuple[BaseEnv, list[ScriptedEnv]]:
         """Return the environment in table form, and the games that it plays."""
         scripts = [rotated(self.script, world) for world in range(num_envs)]
-        if self.remote:
+        if self.on is not None:
             make = Make(scripts, self.kind == "gym")
-            base_env = remote(make, num_envs, seed=seed, per_process=self.per_process, on=self.on)
+            base_env = remote(make, num_envs, seed=seed, on=self.on)
             return base_env, [FarGame(base_env, index) for index in range(num_envs)]  # type: ignore[misc]
         if self.kind == "gym":
             made = [SoloGym(script, world) for world, script in enumerate(scripts)]
@@ -140,16 +135,15 @@ ALL_ADAPTERS = [
     ],
 ]
 LOCAL_ADAPTERS = [adapter for adapter in ALL_ADAPTERS if adapter.kind in ("gym", "agents")]
-_QUICK = ("remote-gym-1", "remote-agents-irregular-2")
+_QUICK = ("remote-gym", "remote-agents-irregular")
 REMOTE_ADAPTERS: list[Any] = [
     pytest.param(
-        Adapter(name, adapter.script, adapter.kind, size, on),
+        Adapter(name, adapter.script, adapter.kind, on),
         marks=() if name in _QUICK else pytest.mark.slow,
     )
     for start, on in _ENGINES.items()
     for adapter in LOCAL_ADAPTERS
-    for size in (1, 2)
-    for name in [f"{start}-{adapter.name}-{size}"]
+    for name in [f"{start}-{adapter.name}"]
 ]
 """All step in lock step here: how far the others are when one is ready is a matter of luck."""
 

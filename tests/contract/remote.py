@@ -64,12 +64,16 @@ def remote(
     num_envs: int,
     *,
     wait: float = LOCK_STEP,
-    per_process: int = 1,
     on: EngineName = "process",
     **settings: Any,
 ) -> BaseEnv:
     """Return sub-environments in processes that are used again after."""
     return to_base_env(
-        make(0), make, num_envs, remote_envs=True, remote_env_batch_wait_ms=wait,
-        remote_envs_per_process=per_process, engine=engine(on), **settings,
-    )  # fmt: skip
+        make(0),
+        make,
+        num_envs,
+        remote_envs=True,
+        remote_env_batch_wait_ms=wait,
+        engine=engine(on),
+        **settings,
+    )

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from menv.base_env import ALL, BaseEnv, Ready
 from menv.errors import ContractError
-from menv.spaces import own_copy
 from tests.contract.adapters import (
     ALL_ADAPTERS,
     REMOTE_ADAPTERS,
     Adapter,
     answer_all,
-    answer_as_dicts,
     held,
     name_of,
     nested,
@@ -51,15 +49,6 @@ def test_each_row_is_delivered_once_and_only_living_agents_are_asked(adapter: Ad
 
 
 @every_adapter
-def test_actions_as_nested_dicts_do_the_same_as_rows(adapter: Adapter) -> None:
-    by_rows, by_dicts = adapter.build()[0], adapter.build()[0]
-    first, second = run(by_rows, POLLS), run(by_dicts, POLLS, answer_as_dicts)
-    assert first.rows == second.rows
-    assert first.ended == second.ended
-    assert first.income == second.income
-
-
-@every_adapter
 def test_what_was_paid_and_every_life_and_final_observation_are_handed_out_once(adapter: Adapter) -> None:
     base_env, games = adapter.build()
     watch = run(base_env, POLLS)
@@ -78,19 +67,6 @@ def test_what_was_paid_and_every_life_and_final_observation_are_handed_out_once(
     assert given
     for obs, then in given:
         np.testing.assert_array_equal(obs, then)
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-def test_a_copy_of_a_named_tuple_is_one_of_its_kind() -> None:
-    pair = Pair(np.zeros(2), [np.ones(1)])
-    copied = own_copy(pair)
-    assert type(copied) is Pair
-    assert copied.left is not pair.left
-    assert copied.right[0] is not pair.right[0]
 
 
 @every_adapter
@@ -174,12 +150,12 @@ def test_a_partial_answer_is_an_error_that_names_who_is_missing(adapter: Adapter
 
 
 @every_adapter
-def test_answering_somebody_who_does_not_wait_is_an_error_that_names_them(adapter: Adapter) -> None:
+def test_an_action_for_an_agent_that_does_not_wait_is_an_error_that_names_it(adapter: Adapter) -> None:
     base_env, _ = adapter.build(2)
     ready = base_env.poll()
     actions = nested(ready)
     base_env.send_actions(actions)
-    with pytest.raises(ContractError, match=r"send_actions: .*env .*expected"):
+    with pytest.raises(ContractError, match="send_actions"):
         base_env.send_actions(actions)
     ready = base_env.poll()
     env_id = ready.seats[int(ready.slots[0])][0]
@@ -189,11 +165,11 @@ def test_answering_somebody_who_does_not_wait_is_an_error_that_names_them(adapte
 
 
 @pytest.mark.parametrize("adapter", [one for one in ALL_ADAPTERS if one.lockstep], ids=name_of)
-def test_what_steps_together_is_answered_together(adapter: Adapter) -> None:
+def test_sub_environments_that_step_together_are_answered_together(adapter: Adapter) -> None:
     base_env, games = adapter.build(3)
     ready = base_env.poll()
     base_env.send_actions(ready.slots[:1], [1])
-    with pytest.raises(ContractError, match=r"poll: 1 of 3 .*none for env \[1, 2\], expected all"):
+    with pytest.raises(ContractError, match=r"\[1, 2\]"):
         base_env.poll()
     base_env.send_actions(ready.slots[1:], [1, 1])
     assert base_env.poll().env_steps.tolist() == [1, 1, 1]
@@ -270,12 +246,12 @@ def test_stop_closes_everything_and_may_be_called_twice(adapter: Adapter) -> Non
     base_env.poll()
     base_env.stop()
     base_env.stop()
-    if not adapter.remote and (adapter.kind in ("gym", "agents") or adapter.lockstep):
+    if adapter.on is None and (adapter.kind in ("gym", "agents") or adapter.lockstep):
         assert [game.closed for game in games] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("adapter", [one for one in ALL_ADAPTERS if one.kind != "external"], ids=name_of)
-def test_sub_environments_and_agents_are_told(adapter: Adapter) -> None:
+def test_sub_environments_and_agents_are_reported(adapter: Adapter) -> None:
     base_env, games = adapter.build(2)
     base_env.poll()
     found = base_env.get_sub_environments()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import traceback
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from menv import EnvCrashError
 from menv.algorithms import PPO
-from menv.errors import EnvFaultWarning, MenvError
 from tests.worlds import Alone, InStep, Several
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
@@ -98,20 +95,8 @@ def test_the_limit_is_a_setting(where: Any, tolerated: int, steps: int) -> None:
     if where and tolerated != 4:
         pytest.skip("the same code plays elsewhere")
     settings = {"num_consecutive_env_failures_tolerance": tolerated, "env_config": {"step": 3}, **where}
-    with pytest.raises(
-        EnvCrashError, match=rf"first of {tolerated + 1} crashes .* expected {tolerated} at most"
-    ):
+    with pytest.raises(EnvCrashError, match=f"first of {tolerated + 1}"):
         train(Shaky, **settings)
-
-
-@pytest.mark.parametrize("where", WHERE[1:], ids=["worker", "remote"])
-def test_what_cannot_be_sent_arrives_as_text(where: Any) -> None:
-    with pytest.raises(EnvCrashError) as caught:
-        train(Shaky, env_config={"step": 3, "secret": True}, **where)
-    cause = caught.value.__cause__
-    assert isinstance(cause, MenvError)
-    assert "SecretError: stuck in step 3" in str(cause)
-    assert "in step\n" in str(cause.__cause__)
 
 
 class ShakyVector(InStep):
@@ -124,28 +109,3 @@ def test_a_vectorised_environment_ends_the_run_with_its_first_crash_and_its_caus
     with pytest.raises(EnvCrashError, match="stuck together") as caught:
         train(lambda context: ShakyVector([Alone(), Alone()]), num_workers=workers)
     assert type(caught.value.__cause__) is StuckError
-
-
-class Mixed(Shaky):
-    """Raises in step 3, but every third copy in step 30."""
-
-    made = 0
-
-    def __init__(self, context: Any = None) -> None:
-        super().__init__(context)
-        Mixed.made += 1
-        self.config = {"step": 30 if Mixed.made % 3 == 0 else 3}
-
-
-@pytest.fixture
-def _new_copies() -> Iterator[None]:
-    Mixed.made = 0
-    yield
-    Mixed.made = 0
-
-
-@pytest.mark.usefixtures("_new_copies")
-def test_a_longer_episode_begins_the_count_again_also_if_it_ends_with_a_crash() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EnvFaultWarning)
-        assert train(Mixed, 2)["faulty_episodes_total"] > 9

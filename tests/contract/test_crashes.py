@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from menv import to_base_env
-from menv.errors import ContractError, EnvCrashError, EnvFault
+from menv.errors import ContractError, EnvCrashError
 from menv.rng import reset_seed
 from tests.contract.adapters import (
     LOCAL_ADAPTERS,
@@ -46,7 +46,7 @@ def build(adapter: Adapter, **settings: Any) -> tuple[Any, list[World]]:
 
 
 @every_adapter
-def test_each_row_is_delivered_once_and_nobody_is_asked_twice_or_not_at_all(adapter: Adapter) -> None:
+def test_each_row_is_delivered_once_and_each_agent_is_asked_exactly_once(adapter: Adapter) -> None:
     base_env, worlds = build(adapter)
     watch = run(base_env, POLLS)
     assert set(worlds[0].crashes) == {"step", "reset", "replacement"}
@@ -68,7 +68,7 @@ def test_what_was_paid_is_in_rows_and_ends_or_held_or_unclaimed_after_crashes_to
 
 
 @every_adapter
-def test_the_lives_of_an_episode_that_is_lost_end_withdrawn_and_truncated(adapter: Adapter) -> None:
+def test_trajectories_of_a_lost_episode_end_withdrawn_and_truncated(adapter: Adapter) -> None:
     base_env, worlds = build(adapter)
     watch, withdrawn = Watch(), []
     for _ in range(POLLS):
@@ -84,7 +84,7 @@ def test_the_lives_of_an_episode_that_is_lost_end_withdrawn_and_truncated(adapte
 
 
 @every_adapter
-def test_a_crash_is_told_once_and_the_next_episode_begins_in_the_same_poll(adapter: Adapter) -> None:
+def test_a_crash_is_reported_once_and_the_next_episode_begins_in_the_same_poll(adapter: Adapter) -> None:
     base_env, worlds = build(adapter)
     told: list[tuple[Any, str]] = []
     for _ in range(POLLS):
@@ -106,7 +106,7 @@ def test_a_crash_is_told_once_and_the_next_episode_begins_in_the_same_poll(adapt
 
 
 @every_adapter
-def test_one_that_crashed_is_closed_and_made_anew_and_no_other(adapter: Adapter) -> None:
+def test_only_the_crashed_environment_is_closed_and_created_again(adapter: Adapter) -> None:
     base_env: Any
     base_env, worlds = build(adapter)
     created: list[int] = []
@@ -151,32 +151,7 @@ def test_a_lost_episode_counts_the_steps_that_returned_and_is_truncated_and_poll
 
 
 @both_kinds
-def test_a_crash_right_after_a_reset_from_outside_loses_an_episode_that_nobody_was_told_of(
-    solo: bool,
-) -> None:
-    """A classic loop answers what `try_reset` returned before a poll has delivered it."""
-    world = World(SOLO if solo else TOGETHER, steps=[2])
-    base_env = together([world], solo=solo)
-    watch = Watch()
-    ready = base_env.poll()
-    watch.take(ready)
-    base_env.send_actions(nested(ready))
-    ready = base_env.poll()
-    watch.take(ready)
-    base_env.send_actions(nested(ready))
-    obs, _ = base_env.try_reset(0)
-    base_env.send_actions({0: dict.fromkeys(obs[0], 1)})
-    ready = base_env.poll()
-    assert len(ready.faults) == 1
-    watch.take(ready)
-    assert {row[:4] for row in world.shown} - {row[:4] for row in watch.rows} == {
-        end[:4] for end in world.lost
-    }
-    assert len(ready.slots) == len(ready.joined) == len(obs[0])
-
-
-@both_kinds
-def test_a_crash_in_a_reset_from_outside_is_made_good(solo: bool) -> None:
+def test_a_crash_in_an_external_reset_is_recovered(solo: bool) -> None:
     world = World(SOLO if solo else TOGETHER, resets=[2])
     base_env = together([world], solo=solo)
     run(base_env, 2)
@@ -190,9 +165,7 @@ def test_a_crash_in_a_reset_from_outside_is_made_good(solo: bool) -> None:
 @both_kinds
 def test_a_crash_in_the_first_reset_is_an_error_at_once(solo: bool) -> None:
     worlds = [World(SOLO if solo else TOGETHER, 0), World(SOLO if solo else TOGETHER, 1, resets=[1])]
-    with pytest.raises(
-        EnvCrashError, match="env 1 reset, env step 0: raised CrashError: number 1; "
-    ) as caught:
+    with pytest.raises(EnvCrashError, match="CrashError: number 1") as caught:
         together(worlds, solo=solo).poll()
     assert isinstance(caught.value.__cause__, CrashError)
     assert len(worlds[1].games) == 1
@@ -200,9 +173,9 @@ def test_a_crash_in_the_first_reset_is_an_error_at_once(solo: bool) -> None:
 
 @both_kinds
 @pytest.mark.parametrize("where", ["step", "reset"])
-def test_a_crash_ends_the_run_where_that_is_asked_for(solo: bool, where: str) -> None:
+def test_a_crash_ends_the_run_if_the_config_says_so(solo: bool, where: str) -> None:
     world = World(SOLO if solo else TOGETHER, **{f"{where}s": [2]})  # type: ignore[arg-type]
-    with pytest.raises(EnvCrashError, match=f"env 0 {where}, env step .*: raised CrashError: number 1; "):
+    with pytest.raises(EnvCrashError, match=f"env 0 {where}"):
         run(together([world], solo=solo, restart_failed_sub_environments=False), POLLS)
     assert len(world.games) == 1
 
@@ -211,7 +184,7 @@ def test_a_crash_ends_the_run_where_that_is_asked_for(solo: bool, where: str) ->
 def test_a_crash_without_make_env_ends_the_run(solo: bool) -> None:
     world = World(SOLO if solo else TOGETHER, steps=[2])
     env = world.make_solo() if solo else world.make()
-    with pytest.raises(EnvCrashError, match=r"without make_env no other can be made"):
+    with pytest.raises(EnvCrashError, match="make_env"):
         run(to_base_env(env), POLLS)
 
 
@@ -219,7 +192,7 @@ def test_a_crash_without_make_env_ends_the_run(solo: bool) -> None:
 def test_a_creator_that_returns_the_broken_environment_again_ends_the_run(solo: bool) -> None:
     world = World(SOLO if solo else TOGETHER, steps=[2])
     env: Any = world.make_solo() if solo else world.make()
-    with pytest.raises(EnvCrashError, match="make_env returned the same object again, expected a new"):
+    with pytest.raises(EnvCrashError, match="make_env"):
         run(to_base_env(env, lambda index: env, 1), POLLS)
 
 
@@ -275,20 +248,6 @@ def test_a_replacement_that_cannot_be_made_is_tried_again_and_not_for_ever(solo:
     assert make.calls == 3
 
 
-@both_kinds
-def test_a_replacement_that_raises_in_its_reset_is_replaced_too(solo: bool) -> None:
-    world = World(SOLO if solo else TOGETHER, steps=[2], resets=[2])
-    base_env = together([world], solo=solo, seed=1)
-    watch = Watch()
-    faults = 0
-    for _ in range(POLLS):
-        ready = base_env.poll()
-        faults += len(ready.faults)
-        watch.take(ready)
-        answer_as_dicts(base_env, ready)
-    assert (faults, world.crashes, len(world.games)) == (1, ["step", "replacement"], 3)
-
-
 def test_what_breaks_the_contract_is_an_error_at_once() -> None:
     class Old(SoloGym):
         def step(self, action: Any) -> Any:
@@ -301,12 +260,12 @@ def test_what_breaks_the_contract_is_an_error_at_once() -> None:
         return made[-1]
 
     base_env = to_base_env(make(0), make, 1)
-    with pytest.raises(ContractError, match="env 0 step: returned 4 values, expected"):
+    with pytest.raises(ContractError, match="step"):
         run(base_env, 3)
     assert len(made) == 1
 
 
-def test_a_keyboard_interrupt_is_no_fault() -> None:
+def test_a_keyboard_interrupt_does_not_count_as_a_fault() -> None:
     class Interrupted(SoloGym):
         def step(self, action: Any) -> Any:
             raise KeyboardInterrupt
@@ -316,19 +275,8 @@ def test_a_keyboard_interrupt_is_no_fault() -> None:
         run(base_env, 3)
 
 
-def test_the_line_of_a_fault_says_what_where_and_in_which_file() -> None:
-    base_env = together([World(TOGETHER, 0), World(TOGETHER, 1, steps=[1])])
-    answer_as_dicts(base_env, base_env.poll())
-    (fault,) = base_env.poll().faults
-    assert fault.line.startswith("CrashError: number 1 in step of env 1 (crashing.py:")
-    assert fault.origin[0] == "CrashError"
-    long, empty = (EnvFault.of("x", 3, "reset", error) for error in (ValueError("x\n" * 999), ValueError()))
-    assert long.line == f"ValueError: {('x ' * 100).strip()} in reset of env x"
-    assert empty.line == "ValueError in reset of env x"
-
-
 @both_kinds
-def test_what_crashed_is_let_go_of_once_its_successor_has_finished_an_episode(solo: bool) -> None:
+def test_a_crashed_environment_is_released_after_its_successor_finished_an_episode(solo: bool) -> None:
     alive: list[weakref.ref[Any]] = []
 
     class Team(ScriptedEnv):
@@ -356,21 +304,3 @@ def test_what_crashed_is_let_go_of_once_its_successor_has_finished_an_episode(so
         assert [env() is not None for env in alive] == [False, True]
     finally:
         gc.enable()
-
-
-@both_kinds
-def test_of_many_that_crash_at_once_the_first_ones_keep_their_tracebacks_and_the_others_the_text(
-    solo: bool,
-) -> None:
-    script = SOLO if solo else TOGETHER
-    late = World(script, 0, steps=range(9, 99), most=99)
-    worlds = [late, *[World(script, number, steps=[1]) for number in range(1, 12)]]
-    for world in worlds[1:]:
-        world.script = [[script[0][0]] * 99]
-    late.script = [[script[0][0]] * 99]
-    with pytest.raises(EnvCrashError) as caught:
-        run(together(worlds, solo=solo), POLLS)
-    cause = caught.value.__cause__
-    assert isinstance(cause, CrashError)
-    assert cause.__traceback__ is None
-    assert "in step" in cause.__notes__[0]

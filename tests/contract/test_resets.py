@@ -10,7 +10,7 @@ import pytest
 
 from menv import to_base_env
 from menv.base_env import ALL, BaseEnv, Ready
-from menv.errors import ConfigError, ContractError, EnvCrashError
+from menv.errors import ConfigError, ContractError
 from menv.vector_env import VectorEnv
 from tests.contract.adapters import (
     ALL_ADAPTERS,
@@ -104,14 +104,6 @@ def test_try_reset_between_answer_and_poll_drops_the_answer(adapter: Adapter) ->
     assert all(row.episode == games[0].episode for row in rows)
 
 
-@copies_adapter
-def test_try_reset_passes_seed_and_options_on(adapter: Adapter) -> None:
-    base_env, games = adapter.build(2)
-    base_env.poll()
-    base_env.try_reset(1, seed=17, options={"level": 3})
-    assert games[1].resets[-1] == {"seed": 17, "options": {"level": 3}}
-
-
 @pytest.mark.slow_unless("2-*", "None-gym")
 @copies_adapter
 @pytest.mark.parametrize("env_id", [2, -1, "x", None])
@@ -120,7 +112,7 @@ def test_an_unknown_env_id_is_an_error_that_names_the_valid_ones(adapter: Adapte
     base_env.poll()
     if env_id is None:
         env_id = (0, 1)
-    with pytest.raises(ConfigError, match="expected an integer from 0 to 1; use the ids that poll returned"):
+    with pytest.raises(ConfigError):
         base_env.try_reset(env_id)
 
 
@@ -164,12 +156,12 @@ def taken(base_env: BaseEnv, watch: Watch) -> Ready:
 
 def test_an_instance_without_a_creator_cannot_be_restarted() -> None:
     base_env = to_base_env(SoloGym(SOLO))
-    with pytest.raises(ConfigError, match=r"try_restart: env 0 .*expected make_env; pass make_env"):
+    with pytest.raises(ConfigError, match="make_env"):
         base_env.try_restart(0)
 
 
 @copies_adapter
-def test_with_a_seed_every_reset_gets_a_seed_of_its_own(adapter: Adapter) -> None:
+def test_with_a_seed_every_reset_gets_a_separate_seed(adapter: Adapter) -> None:
     base_env, games = adapter.build(3, seed=5)
     run(base_env, 80)
     seeds = [reset["seed"] for game in games for reset in game.resets]
@@ -196,14 +188,6 @@ def test_without_a_seed_reset_is_called_without_one(adapter: Adapter) -> None:
     assert all(reset == {} for game in games for reset in game.resets)
 
 
-def test_the_seeds_of_a_sub_environment_depend_on_its_index_among_all_workers() -> None:
-    together = [ScriptedEnv(TOGETHER, world) for world in range(4)]
-    run(to_base_env(together[0], together.__getitem__, 4, seed=9), 30)
-    alone = ScriptedEnv(TOGETHER, 3)
-    run(to_base_env(alone, None, 1, seed=9, first_index=3), 30)
-    assert alone.resets == together[3].resets
-
-
 @pytest.mark.parametrize("mode", ["now", "later", "new id"])
 def test_an_own_base_env_is_reset_after_its_end_and_never_otherwise(mode: str) -> None:
     game = ScriptedEnv(TOGETHER)
@@ -215,18 +199,6 @@ def test_an_own_base_env_is_reset_after_its_end_and_never_otherwise(mode: str) -
         answer_all(base_env, ready)
     assert len(game.resets) == ended + 1
     assert all(reset == {} for reset in game.resets)
-
-
-def test_an_own_base_env_that_gives_new_env_ids_goes_on_under_them() -> None:
-    base_env = to_base_env(SixDicts([ScriptedEnv(TOGETHER)], "new id"))
-    ids: list[Any] = []
-    for _ in range(40):
-        ready = base_env.poll()
-        ids.extend(ready.seats[slot][0] for slot in ready.slots.tolist())
-        answer_all(base_env, ready)
-    assert sorted(set(ids)) == list(range(max(ids) + 1))
-    assert ids == sorted(ids)
-    assert max(ids) > 3
 
 
 @pytest.mark.parametrize("adapter", OWN_NOW, ids=name_of)
@@ -244,27 +216,6 @@ def test_try_reset_of_a_running_own_base_env_ends_its_episode_as_truncated(adapt
     assert len(games[0].resets) == 2
 
 
-def test_try_restart_reaches_an_own_base_env() -> None:
-    inner = SixDicts([ScriptedEnv(TOGETHER)], "now")
-    base_env = to_base_env(inner)
-    base_env.poll()
-    base_env.try_restart(0)
-    assert inner.restarted == [0]
-
-
-@pytest.mark.parametrize("where", ["reset", "step"])
-def test_a_crash_of_an_own_base_env_names_it_and_keeps_the_cause(where: str) -> None:
-    game, cause = ScriptedEnv(TOGETHER), ZeroDivisionError("no wheels")
-
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        raise cause
-
-    setattr(game, where, broken)
-    with pytest.raises(EnvCrashError, match="raised ZeroDivisionError: no wheels") as caught:
-        run(to_base_env(SixDicts([game], "now")), 2)
-    assert caught.value.__cause__ is cause
-
-
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("done", [{}, {"a": True, "b": True}], ids=["nobody waits", "all are done"])
 def test_steps_without_a_waiting_agent_end_in_an_error_after_a_thousand(done: Any, own: bool) -> None:
@@ -276,7 +227,7 @@ def test_steps_without_a_waiting_agent_end_in_an_error_after_a_thousand(done: An
     game = Nobody(TOGETHER)
     base_env = to_base_env(SixDicts([game], "now") if own else game)
     answer_all(base_env, base_env.poll())
-    with pytest.raises(ContractError, match=r"in 1000 env steps in a row.*\"__all__\""):
+    with pytest.raises(ContractError, match="__all__"):
         base_env.poll()
     assert 1000 <= game.step_count <= 1001
 

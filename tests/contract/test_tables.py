@@ -17,14 +17,12 @@ from menv import (
     ContractError,
     DefaultCallbacks,
     End,
-    EnvCrashError,
     EpisodeEnd,
     Join,
     Policy,
     PolicySpec,
     Ready,
     Unclaimed,
-    check_env,
     to_base_env,
 )
 from menv.algorithms import PPO
@@ -134,21 +132,6 @@ def test_a_table_that_contradicts_itself_is_refused(part: str, change: Callable[
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "named"),
-    [
-        ("joined", lambda a: (), "slots"),
-        ("ended", lambda a: a[1:], "episodes"),
-        ("obs", lambda a: None, "a part"),
-        ("ended", lambda a: None, "a part"),
-        ("episodes", first(env_steps=None), "a part"),
-    ],
-)
-def test_what_is_missing_shows_elsewhere(part: str, change: Callable[[Any], Any], named: str) -> None:
-    with pytest.raises(ContractError, match=f"^Changed.poll: {named}: "):
-        play(changed(**{part: change}))
-
-
-@pytest.mark.parametrize(
     ("part", "change"),
     [
         ("rewards", lambda a: a * np.nan),
@@ -156,18 +139,16 @@ def test_what_is_missing_shows_elsewhere(part: str, change: Callable[[Any], Any]
         ("unclaimed", lambda a: [Unclaimed(0, "a", None, 0)]),  # type: ignore[arg-type]
     ],
 )
-def test_a_reward_that_is_no_finite_number_is_refused_everywhere(
-    part: str, change: Callable[[Any], Any]
-) -> None:
-    with pytest.raises(ContractError, match=r"^Changed.poll: .*the reward of agent 'a' of env 0"):
+def test_a_reward_that_is_not_finite_is_refused_everywhere(part: str, change: Callable[[Any], Any]) -> None:
+    with pytest.raises(ContractError, match="agent 'a'"):
         play(changed(**{part: change}), strict=False)
 
 
-def test_a_row_that_waits_is_not_delivered_again() -> None:
+def test_a_waiting_row_is_delivered_once() -> None:
     base_env = to_base_env(Pairs(), strict=True)
     base_env.send_actions(base_env.poll().slots, [0] * 6)
     base_env.poll()
-    with pytest.raises(ContractError, match="waits already"):
+    with pytest.raises(ContractError, match="waits"):
         base_env.poll()
 
 
@@ -180,7 +161,7 @@ def test_an_end_comes_after_the_answer_or_after_a_reset() -> None:
             base_env.send_actions(ready.slots, [0] * 6)
     env = base_env.inner  # type: ignore[attr-defined]
     env.send_actions(None)
-    with pytest.raises(ContractError, match="ends while it waits"):
+    with pytest.raises(ContractError, match="waits"):
         base_env.poll()
     base_env = to_base_env(Pairs(), strict=True)
     base_env.poll()
@@ -190,57 +171,32 @@ def test_an_end_comes_after_the_answer_or_after_a_reset() -> None:
     assert len(base_env.poll().ended) == 6
 
 
-def test_worlds_that_all_ended_for_good_are_named_by_the_checker() -> None:
-    class Silent(Pairs):
-        def poll(self, timeout: float | None = None) -> Ready:
-            ready = super().poll()
-            rows: dict[str, Any] = {"slots": ready.slots[:0], "obs": [], "rewards": [], "joined": []}
-            over: dict[str, Any] = {} if self.polls == 5 else {"ended": [], "episodes": []}
-            return replace(ready, **rows, **over) if self.polls > 4 else ready
-
-    assert ("ME045", "1000 polls in a row brought nothing") in [
-        (one.code, one.message) for one in check_env(Silent)
-    ]
-
-
 @pytest.mark.parametrize("returned", [None, ({},) * 6])
-def test_something_else_than_a_table_is_refused(returned: Any) -> None:
+def test_a_poll_that_is_not_a_table_is_refused(returned: Any) -> None:
     class Else(Pairs):
         def poll(self, timeout: float | None = None) -> Any:
             return returned
 
-    with pytest.raises(
-        ContractError, match=r"Else.poll: returned .*, expected a menv.Ready, because returns_table"
-    ):
+    with pytest.raises(ContractError, match="returns_table"):
         play(Else())
 
 
-def test_a_table_of_an_environment_that_does_not_say_so_is_told_what_to_set() -> None:
+def test_a_table_from_an_undeclared_environment_is_told_what_to_set() -> None:
     class Silent(Pairs):
         returns_table = False
 
-    with pytest.raises(ContractError, match=r"Silent.poll: returned a menv.Ready.*set returns_table = True"):
+    with pytest.raises(ContractError, match="returns_table"):
         play(Silent())
-
-
-def test_what_the_environment_raises_is_its_own() -> None:
-    class Broken(Pairs):
-        def send_actions(self, slots: Any, actions: Any = None) -> None:
-            raise RuntimeError("no fuel")
-
-    with pytest.raises(EnvCrashError, match=r"Broken.send_actions: raised RuntimeError: no fuel") as caught:
-        play(Broken())
-    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 @pytest.mark.parametrize(
     ("slots", "message"),
     [
-        ([0], "none for waiting \\[\"'b'\", \"'c'\"\\]"),
-        ([6], "no agent has slot 6"),
+        ([0], r"\[\"'b'\", \"'c'\"\]"),
+        ([6], "slot 6"),
     ],
 )
-def test_answers_are_for_those_who_wait(slots: list[int], message: str) -> None:
+def test_only_waiting_agents_may_get_actions(slots: list[int], message: str) -> None:
     env = Pairs()
     base_env = to_base_env(env, strict=True)
     base_env.poll()
@@ -249,7 +205,7 @@ def test_answers_are_for_those_who_wait(slots: list[int], message: str) -> None:
     assert env.taken == []
     # The refused answer has not spoilt anything.
     base_env.send_actions(np.arange(6), [1] * 6)
-    with pytest.raises(ContractError, match="for not waiting"):
+    with pytest.raises(ContractError, match="waiting"):
         base_env.send_actions(np.arange(6), [1] * 6)
 
 
@@ -267,7 +223,7 @@ def test_nested_answers_reach_the_environment_as_slots_and_actions() -> None:
         base_env.send_actions({0: {"z": 1}})
 
 
-def test_what_comes_out_belongs_to_nobody_else() -> None:
+def test_returned_arrays_are_not_shared() -> None:
     env = Pairs()
     before, *_, last = play(env, 5)
     assert last.slots is before.slots
@@ -308,15 +264,6 @@ def test_numbers_may_be_those_of_numpy() -> None:
     assert json.dumps(results[0]) == json.dumps(results[1])
 
 
-def test_worlds_that_are_not_there_yet_after_a_checkpoint_draw_nothing_twice() -> None:
-    class Growing(Pairs):
-        num_envs = 0
-
-    base_env = to_base_env(Growing())
-    base_env.start_from(np.array([5, 6, 7]))
-    assert base_env.poll().env_steps.tolist() == [5, 6, 7]
-
-
 def test_rewards_and_results_are_those_that_the_environment_paid() -> None:
     config = {"rollout_fragment_length": 6, "train_batch_size": 12, "num_sgd_iter": 1, "seed": 0}
     with PPO(env=Pairs, config=config) as algo:
@@ -331,7 +278,7 @@ def test_rewards_and_results_are_those_that_the_environment_paid() -> None:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_episodes_that_end_together_are_told_in_the_order_of_their_worlds(backwards: bool) -> None:
+def test_episodes_that_end_together_are_reported_in_the_order_of_their_worlds(backwards: bool) -> None:
     class Told(Pairs):
         def poll(self, timeout: float | None = None) -> Ready:
             ready = super().poll()
@@ -344,7 +291,7 @@ def test_episodes_that_end_together_are_told_in_the_order_of_their_worlds(backwa
         assert algo.train()["hist_stats"]["episode_reward"] == [12.0, 24.0] * 2
 
 
-def test_env_steps_go_on_from_those_of_a_checkpoint(tmp_path: Path) -> None:
+def test_env_steps_continue_from_those_of_a_checkpoint(tmp_path: Path) -> None:
     config = {"rollout_fragment_length": 6, "train_batch_size": 12, "num_sgd_iter": 1, "seed": 0}
     seen: list[list[int]] = []
 
@@ -360,29 +307,6 @@ def test_env_steps_go_on_from_those_of_a_checkpoint(tmp_path: Path) -> None:
         algo.restore(folder)
         assert algo.train()["num_env_steps_sampled"] == counted
     assert seen[0] == [6, 6]
-
-
-def test_worlds_with_names_are_evaluated_by_their_shares() -> None:
-    class Named(Pairs):
-        def poll(self, timeout: float | None = None) -> Ready:
-            ready = super().poll()
-            parts: dict[str, Any] = {
-                part: [one._replace(env_id="xy"[one.env_id]) for one in getattr(ready, part)]
-                for part in ("joined", "ended", "episodes")
-            }
-            return replace(ready, **parts)
-
-    config = {
-        "rollout_fragment_length": 6,
-        "train_batch_size": 12,
-        "num_sgd_iter": 1,
-        "evaluation_duration": 5,
-    }
-    with PPO(env=Named, config=config) as algo:
-        for _ in range(2):
-            found = algo.evaluate()["evaluation"]
-            assert set(found["hist_stats"]["episode_reward"]) == {3 * 10.0, 3 * 26.0, 3 * 42.0}
-            assert found["episodes_this_iter"] == 5
 
 
 # The arrays of a table may be written into once the next is made: what policies and callbacks keep are copies.

@@ -11,14 +11,14 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pettingzoo.utils import parallel_to_aec
 
-from menv import ContractError, MultiAgentEnv, PolicySpec, RandomPolicy, VectorEnv
-from menv.algorithms import DQN, PPO, QMIX
+from menv import ContractError, VectorEnv
+from menv.algorithms import PPO
 from menv.errors import EnvFaultWarning
 from menv.external_env import ExternalEnv
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
 from tests.contract.adapters import Tables
 from tests.contract.scripted import SixDicts
-from tests.worlds import Calling, InStep
+from tests.worlds import Alone, Calling, InStep, Several
 from tests.worlds.pettingzoo import Parallel
 
 STEPS = 5
@@ -27,97 +27,77 @@ ACT = gym.spaces.Discrete(2)
 
 
 class Course:
-    """Episodes of five steps; of odd ones the info of the step `at` says that no policy may learn from them.
+    """Says in an info of step `at` of each other episode that no policy may learn from it.
 
     With `at` 0 that is the info of the reset, with 5 that of the last step.
     """
 
-    def __init__(self, at: int = 3) -> None:
-        self.at, self.episode, self.now = at, 0, 0
+    episode: int
+    at: int
+    config: Any
 
-    def begin(self) -> tuple[Any, dict[str, Any]]:
-        self.episode, self.now = self.episode + 1, 0
-        return self.seen, self.info
-
-    def go(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.now += 1
-        return self.seen, 1.0, self.now == STEPS, False, self.info
-
-    @property
     def seen(self) -> Any:
-        return np.array([self.episode, self.now], np.float32)
+        return np.array([self.episode + 1, self.at], np.float32)
 
-    @property
-    def info(self) -> dict[str, Any]:
-        return {"training_enabled": False} if self.now == self.at and self.episode % 2 else {}
-
-
-class Solo(gym.Env[Any, Any]):
-    observation_space, action_space = OBS, ACT
-
-    def __init__(self, context: Any = None, at: int = 3) -> None:
-        self.course = Course((context or {}).get("at", at))
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return self.course.begin()
-
-    def step(self, action: Any) -> Any:
-        return self.course.go()
+    def told(self) -> dict[str, Any]:
+        due = self.at == self.config.get("at", 3) and not self.episode % 2
+        return {"training_enabled": False} if due else {}
 
 
-class Pair(MultiAgentEnv):
+class Solo(Course, Alone):
+    observation_space, length = OBS, STEPS
+
+    def see(self) -> Any:
+        return self.seen()
+
+    def info(self) -> Any:
+        return self.told()
+
+
+class Pair(Course, Several):
     """What is said is said of "a" alone."""
 
-    def __init__(self, context: Any = None, at: int = 3) -> None:
-        super().__init__()
-        self.possible_agents = self.agents = ["a", "b"]
-        self.observation_space, self.action_space = OBS, ACT
-        self.course = Course((context or {}).get("at", at))
+    observation_space, length = OBS, STEPS
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        obs, info = self.course.begin()
-        return {"a": obs, "b": obs + 500}, {"a": info, "b": {}}
+    def see(self, agent: Any) -> Any:
+        return self.seen() + 500 * (agent == "b")
 
-    def step(self, action_dict: Any) -> Any:
-        obs, reward, over, _, info = self.course.go()
-        both = {"a": obs, "b": obs + 500}
-        return both, dict.fromkeys(both, reward), {"__all__": over}, {"__all__": False}, {"a": info, "b": {}}
+    def infos(self) -> Any:
+        return {"a": self.told(), "b": {}}
 
 
 class CallingAlone(ExternalEnv):
     def __init__(self, at: int) -> None:
         super().__init__(ACT, OBS)
-        self.course = Course(at)
+        self.game = Solo({"at": at})
 
     def run(self) -> None:
         while True:
-            episode = self.start_episode()
-            obs, info = self.course.begin()
-            over = False
+            episode, over = self.start_episode(), False
+            obs, info = self.game.reset()
             while not over:
                 self.log_returns(episode, 0.0, info)
-                self.get_action(episode, obs)
-                obs, reward, over, _, info = self.course.go()
+                obs, reward, over, _, info = self.game.step(self.get_action(episode, obs))
                 self.log_returns(episode, reward, info)
             self.end_episode(episode, obs)
 
 
 def gym_vector(mode: AutoresetMode) -> Any:
-    return lambda at: SyncVectorEnv([lambda: Solo(at=at)], autoreset_mode=mode)
+    return lambda at: SyncVectorEnv([lambda: Solo({"at": at})], autoreset_mode=mode)
 
 
 KINDS: dict[str, Any] = {
-    "gym": lambda at: Solo(at=at),
-    "vector": lambda at: InStep([Solo(at=at)]),
+    "gym": lambda at: Solo({"at": at}),
+    "vector": lambda at: InStep([Solo({"at": at})]),
     **{mode.name: gym_vector(mode) for mode in AutoresetMode},
-    "agents": lambda at: Pair(at=at),
-    "parallel": lambda at: ParallelPettingZooEnv(Parallel(Pair(at=at))),
-    "aec": lambda at: PettingZooEnv(parallel_to_aec(Parallel(Pair(at=at)))),
-    "six dicts": lambda at: SixDicts([Pair(at=at)], "now"),
-    "later": lambda at: SixDicts([Pair(at=at)], "later"),
-    "table": lambda at: Tables(Pair(at=at).to_base_env()),
+    "agents": lambda at: Pair({"at": at}),
+    "parallel": lambda at: ParallelPettingZooEnv(Parallel(Pair({"at": at}))),
+    "aec": lambda at: PettingZooEnv(parallel_to_aec(Parallel(Pair({"at": at})))),
+    "six dicts": lambda at: SixDicts([Pair({"at": at})], "now"),
+    "later": lambda at: SixDicts([Pair({"at": at})], "later"),
+    "table": lambda at: Tables(Pair({"at": at}).to_base_env()),
     "external": CallingAlone,
-    "external agents": lambda at: Calling(Pair(at=at)),
+    "external agents": lambda at: Calling(Pair({"at": at})),
 }
 
 
@@ -171,21 +151,14 @@ def test_it_holds_in_other_processes(env: type, where: dict[str, Any]) -> None:
 
 
 class Changing(Solo):
-    """Says what `told` holds, one value for each info from the reset on; None says nothing."""
+    """Says one value of a list for each info from the reset on; None says nothing."""
 
-    def __init__(self, told: list[Any]) -> None:
+    def __init__(self, values: list[Any]) -> None:
         super().__init__()
-        self.told = told
+        self.values = values
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        obs, _ = super().reset()
-        return obs, self.say()
-
-    def step(self, action: Any) -> Any:
-        return *super().step(action)[:4], self.say()
-
-    def say(self) -> dict[str, Any]:
-        value = self.told[self.course.now]
+    def told(self) -> Any:
+        value = self.values[self.at]
         return {} if value is None else {"training_enabled": value}
 
 
@@ -209,7 +182,7 @@ def test_the_last_info_that_says_so_decides(told: list[Any], learned: bool, as_v
         assert sum(rows_of(algo.sample()).values()) == 10 * learned
 
 
-def test_a_value_that_is_no_flag_is_named_with_its_agent() -> None:
+def test_a_value_that_is_not_a_flag_is_named_with_its_agent() -> None:
     env = Changing([None, None, "no", None, None, None])
     config = {"rollout_fragment_length": 10, "train_batch_size": 10}
     where = r"env 0, agent 'agent0': info\['training_enabled'\] is str"
@@ -231,57 +204,20 @@ def test_rows_that_left_before_are_counted_in_a_warning(kind: str) -> None:
     assert (rows[1], rows[2]) == (0, STEPS)
 
 
-def test_a_worker_warns_through_the_driver() -> None:
-    config = {"num_workers": 1, "engine": "process", "env_config": {"at": STEPS}}
-    with PPO(env=Solo, config={**config, "rollout_fragment_length": 3, "train_batch_size": 3}) as algo:
-        algo.sample()
-        with pytest.warns(EnvFaultWarning, match="after 3 timesteps"):
-            algo.sample()
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "more"),
-    [(PPO, {"model": {"use_lstm": True}}), (DQN, {}), (QMIX, {})],
-    ids=["LSTM", "DQN", "QMIX"],
-)
-def test_recurrent_policies_replay_buffers_and_groups_do_not_get_such_rows(algorithm: Any, more: Any) -> None:
-    grouped = algorithm is QMIX
-    config: dict[str, Any] = {"rollout_fragment_length": 20, "env_config": {"at": STEPS}, **more}
-    config |= {"batch_mode": "complete_episodes"} | ({"train_batch_size": 20} if algorithm is PPO else {})
-
-    def make(context: Any) -> Any:
-        return Pair(context).with_agent_groups({"both": ["a", "b"]}) if grouped else Solo(context)
-
-    with algorithm(env=make, config=config) as algo:
-        batch = algo.sample()
-        result = algo.train()
-    assert sum(part.count for part in batch.policy_batches.values()) == 10
-    assert result["num_agent_steps_trained"] < result["num_agent_steps_sampled"] - 10
-
-
 def test_a_group_is_excluded_as_long_as_the_last_info_of_a_member_says_false() -> None:
     class Later(Pair):
-        def step(self, action_dict: Any) -> Any:
-            out = super().step(action_dict)
-            # "a" says False in the third step of odd episodes; "b" says True, which changes nothing for "a".
-            out[4]["b"] = {"training_enabled": True}
-            if self.course.episode % 4 == 3 and self.course.now == 4:
-                out[4]["a"] = {"training_enabled": True}
-            return out
+        def infos(self) -> Any:
+            # "a" says False in the third step of each other episode; "b" says True, which changes nothing for "a".
+            if not self.at:
+                return super().infos()
+            again = self.episode % 4 == 2 and self.at == 4
+            return {
+                "a": {"training_enabled": True} if again else self.told(),
+                "b": {"training_enabled": True},
+            }
 
     config = {"rollout_fragment_length": 20, "train_batch_size": 20, "batch_mode": "complete_episodes"}
     with PPO(env=lambda context: Later().with_agent_groups({"g": ["a", "b"]}), config=config) as algo:
         batch = algo.sample().policy_batches["default_policy"]
     episodes = Counter(int(obs[0]) % 4 for obs in batch["obs"])
     assert episodes == {2: STEPS, 3: STEPS, 0: STEPS}
-
-
-def test_custom_policies_and_their_rewards_add_up() -> None:
-    config = {
-        "rollout_fragment_length": 20, "train_batch_size": 20, "batch_mode": "complete_episodes",
-        "multiagent": {"policies": {"default_policy": PolicySpec(policy_class=RandomPolicy)}},
-    }  # fmt: skip
-    with PPO(env=lambda context: Pair(at=2), config=config) as algo:
-        batch = algo.sample()["default_policy"]
-    assert {int(obs[0]) % 2 for obs in batch["obs"] if obs[0] < 500} == {0}
-    assert (batch.count, batch["rewards"].sum()) == (30, 30.0)

@@ -260,26 +260,13 @@ def test_masks_of_worlds_as_arrays_are_kept_and_nothing_is_found() -> None:
     assert {action for actions in env.chosen for action in actions["a"].tolist()} == {0, 1}
 
 
-def test_a_worker_steps_worlds_as_arrays() -> None:
-    config = {"rollout_fragment_length": 20, "train_batch_size": 60, "seed": 1}
-    with (
-        PPO(env=meadow, config=config) as here,
-        PPO(env=meadow, config={**config, "num_workers": 1}) as there,
-    ):
-        assert here.train()["digest"] == there.train()["digest"]
-
-
-def meadow(context: Any) -> Meadow:
-    return Meadow()
-
-
 def test_a_reset_truncates_all_worlds_and_loses_nothing() -> None:
     base_env = to_base_env(Meadow())
     assert len(base_env.poll().joined) == 6
-    with pytest.raises(ConfigError, match="leave the env id out"):
+    with pytest.raises(ConfigError, match="env id"):
         base_env.try_reset(1)
     base_env.send_actions({index: {"a": 1, "b": 1} for index in range(3)})
-    with pytest.raises(CallOrderError, match="poll first"):
+    with pytest.raises(CallOrderError, match="poll"):
         base_env.try_reset()
     base_env.poll()
     obs, _ = base_env.try_reset(seed=1)

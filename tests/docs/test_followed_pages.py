@@ -22,6 +22,7 @@ PAGES = [
     "how_to/mappo",
     "how_to/not_learning",
     "how_to/offline",
+    "how_to/paper_figure",
     "how_to/parameter_sharing",
     "how_to/resume",
     "how_to/self_play",
@@ -37,13 +38,23 @@ PAGES = [
 
 SHORTER = {
     "how_to/clusters": {'"engine": "ray"': '"engine": "process"'},
-    "how_to/sweeps": {"seeds = 2": "seeds = 1"},
+    "how_to/mappo": {
+        f"--run {run}": f"--run {run} --stop training_iteration=1" for run in ("MAPPO", "QMIX", "VDN")
+    },
+    "how_to/paper_figure": {"100_000": "1_000"},
+    "how_to/sweeps": {
+        "seeds = 2": "seeds = 1",
+        "seeds = 3": "seeds = 1",
+        "--seeds 5": "--seeds 2",
+        "=20000": "=500",
+        "100_000": "100",
+    },
 }
 
 
 @pytest.mark.slow_unless("*/parameter_sharing")
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_that_is_followed_shows_what_it_says(
+def test_a_followed_page_prints_what_it_shows(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Data sets would land in the user's folder.

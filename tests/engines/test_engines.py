@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.errors import CallOrderError, ConfigError, EnvFaultWarning, NoRoomError
+from menv.errors import ConfigError, EnvFaultWarning, NoRoomError
 from menv.workers.engine import Engine, RemoteActor, RemoteError, RemoteTraceback, Ts
 from menv.workers.engines import make_engine
-from menv.workers.pipe_channel import UnsendableError
-from menv.workers.process_engine import ProcessActor, ProcessEngine
-from tests.engines.homes import Counter, Stubborn, Unclosable, Unmakeable, raise_secret
+from menv.workers.messages import UnsendableError
+from menv.workers.process_engine import ProcessEngine
+from tests.engines.homes import Counter, Stubborn, Unmakeable, raise_secret
 from tests.engines.processes import PATIENCE_S, eventually, files_left, lives, open_files
 
 
@@ -64,14 +64,6 @@ def test_answers_come_in_the_order_of_the_questions(there: RemoteActor) -> None:
     assert [there.answer() for _ in range(50)] == [*range(50)]
 
 
-def test_many_questions_and_answers_may_be_under_way_at_once(there: RemoteActor) -> None:
-    """More than a socket holds, in both directions."""
-    text = "x" * 20_000
-    for number in range(60):
-        there.ask(Counter.echo, text, number)
-    assert [there.answer()[1] for _ in range(60)] == [*range(60)]
-
-
 @pytest.mark.alone
 def test_asking_does_not_wait_for_the_answer(engine: Engine) -> None:
     peer = started(engine)
@@ -83,7 +75,7 @@ def test_asking_does_not_wait_for_the_answer(engine: Engine) -> None:
     assert peer.answer().sum() == 1_000_000
 
 
-def test_arrays_arrive_as_they_are(there: RemoteActor) -> None:
+def test_arrays_arrive_unchanged(there: RemoteActor) -> None:
     for size in (0, 1, 1_000, 10_000_000):
         values: dict[str, Any] = {
             "floats": np.random.default_rng(0).random(size, np.float32),
@@ -98,14 +90,7 @@ def test_arrays_arrive_as_they_are(there: RemoteActor) -> None:
             assert back[name].dtype == value.dtype
 
 
-def test_what_is_written_into_an_argument_stays_there(there: RemoteActor) -> None:
-    mine = {"small": np.ones(3), "large": np.ones(100_000)}
-    fixed = asked(there, Counter.changed, mine)
-    assert fixed == ([] if isinstance(there, ProcessActor) else ["large"])
-    assert all(value.all() for value in mine.values())
-
-
-def test_a_parcel_is_packed_once_and_given_to_many(engine: Engine) -> None:
+def test_a_parcel_is_packed_once_and_sent_to_many(engine: Engine) -> None:
     peers = [started(engine, label=f"worker {index}") for index in range(3)]
     array = np.arange(100_000)
     parcel, small = engine.put(array), engine.put([1, 2])
@@ -120,19 +105,7 @@ def test_a_parcel_is_packed_once_and_given_to_many(engine: Engine) -> None:
     ]
 
 
-def test_what_one_writes_into_a_parcel_the_others_do_not_see() -> None:
-    """Nobody can write into those of Ray."""
-    engine = ProcessEngine()
-    first, second = started(engine), started(engine, label="worker 2")
-    parcel = engine.put({"array": np.ones(100_000)})
-    first.ask(Counter.changed, parcel)
-    first.answer()
-    second.ask(Counter.echo, parcel)
-    assert second.answer()["array"].all()
-    engine.stop()
-
-
-def test_large_arrays_need_no_open_files_and_may_be_written_to() -> None:
+def test_large_arrays_need_no_open_files_and_are_writable() -> None:
     engine = ProcessEngine()
     peer = started(engine)
     parcel = engine.put(np.full(10_000, -1))
@@ -146,9 +119,9 @@ def test_large_arrays_need_no_open_files_and_may_be_written_to() -> None:
 
 
 @pytest.mark.parametrize("free", [0, 2, 5])
-def test_a_process_for_which_there_are_no_files_is_named(free: int) -> None:
+def test_a_process_without_free_file_descriptors_is_named(free: int) -> None:
     engine, there = ProcessEngine(), open_files()
-    with files_left(free), pytest.raises(NoRoomError, match=r"worker 1: .*Too many open files.*ulimit -n"):
+    with files_left(free), pytest.raises(NoRoomError, match="worker 1"):
         started(engine)
     # Nothing is left open, and there is room again. A file of an earlier test may have been closed in the meantime.
     assert set(open_files()) <= set(there)
@@ -156,7 +129,7 @@ def test_a_process_for_which_there_are_no_files_is_named(free: int) -> None:
     engine.stop()
 
 
-def test_those_who_have_answered_are_told_in_the_given_order(engine: Engine) -> None:
+def test_finished_peers_are_returned_in_the_given_order(engine: Engine) -> None:
     slow, *quick = [started(engine, label=f"worker {index}") for index in range(3)]
     slow.ask(Counter.sleep, 1.5)
     for peer in quick:
@@ -178,17 +151,7 @@ def test_waiting_ends_when_its_time_is_over(engine: Engine) -> None:
     peer.kill()
 
 
-def test_nobody_waits_for_those_who_were_asked_nothing(engine: Engine) -> None:
-    assert engine.wait([]) == []
-    assert engine.wait([started(engine)]) == []
-
-
-def test_an_answer_that_nobody_asked_for_is_not_waited_for(engine: Engine) -> None:
-    with pytest.raises(CallOrderError, match="worker 1: was asked nothing"):
-        started(engine).answer()
-
-
-def test_what_a_method_raises_arrives_with_the_traceback_of_over_there(there: RemoteActor) -> None:
+def test_what_a_method_raises_arrives_with_its_remote_traceback(there: RemoteActor) -> None:
     there.ask(Counter.raises, KeyError("a key"))
     there.ask(Counter.echo, 1)
     with pytest.raises(KeyError, match="a key") as caught:
@@ -199,7 +162,7 @@ def test_what_a_method_raises_arrives_with_the_traceback_of_over_there(there: Re
     assert there.answer() == 1
 
 
-def test_an_exception_of_the_program_itself_is_of_the_same_class_when_it_is_back(engine: Engine) -> None:
+def test_a_users_exception_keeps_its_class_across_processes(engine: Engine) -> None:
     class OwnError(Exception):
         pass
 
@@ -212,23 +175,10 @@ def test_an_exception_of_the_program_itself_is_of_the_same_class_when_it_is_back
         started(engine, fail)
 
 
-def test_an_exception_that_cannot_travel_says_what_it_was(engine: Engine) -> None:
+def test_an_exception_that_cannot_be_pickled_is_quoted(engine: Engine) -> None:
     with pytest.raises(RemoteError, match="SecretError") as caught:
         started(engine, raise_secret)
     assert "in raise_secret" in str(caught.value.__cause__)
-
-
-def test_an_exception_that_cannot_say_what_it_is_does_no_harm(engine: Engine) -> None:
-    class MuteError(Exception):
-        def __str__(self) -> str:
-            raise ValueError("no words")
-
-    peer = started(engine)
-    peer.ask(Counter.raises, MuteError())
-    peer.ask(Counter.add, 1)
-    with pytest.raises(MuteError):
-        peer.answer()
-    assert peer.answer() == 1
 
 
 def test_what_names_a_module_that_cannot_be_imported_elsewhere_says_what_to_do(
@@ -255,15 +205,9 @@ def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(en
         asked(peer, Counter.add, 1)
 
 
-def test_an_argument_that_cannot_travel_is_named_in_one_line(engine: Engine) -> None:
+def test_an_argument_that_cannot_be_pickled_is_named_in_one_line(engine: Engine) -> None:
     peer, lock, own = started(engine), threading.Lock(), Counter()
     own.__dict__["lock_of_mine"] = lock
-
-    class Slotted:
-        __slots__ = ("lock",)
-
-        def __init__(self) -> None:
-            self.lock = lock
 
     class Knowing(Counter):
         shared = lock
@@ -276,7 +220,6 @@ def test_an_argument_that_cannot_travel_is_named_in_one_line(engine: Engine) -> 
         ({"steps": (step for step in [1])}, "args[0]['steps'] is a generator"),
         (own, "args[0].lock_of_mine is a lock"),
         (lambda: lock, "args[0]'s variable 'lock' is a lock"),
-        ([Slotted()], "args[0][0].lock is a lock"),
         (Knowing, "args[0].shared is a lock"),
         (partial(max, key=lock), "args[0].keywords['key'] is a lock"),
     ]
@@ -285,16 +228,6 @@ def test_an_argument_that_cannot_travel_is_named_in_one_line(engine: Engine) -> 
             peer.ask(Counter.echo, value)
         assert len(str(caught.value).splitlines()) == 1
     assert (peer.pending, asked(peer, Counter.echo, 1)) == (0, 1)
-
-
-def test_what_cannot_travel_is_named_in_functions_parcels_and_answers_too(engine: Engine) -> None:
-    lock = threading.Lock()
-    with pytest.raises(ConfigError, match="'lock'"):
-        engine.start(lambda: Counter() if lock else None, label="worker 1")
-    with pytest.raises(TypeError, match=r"^parcel\['x'\] is a lock"):
-        engine.put({"x": lock})
-    with pytest.raises(UnsendableError, match="'lock'"):
-        asked(started(engine), Counter.lock)
 
 
 def test_one_whose_peer_is_dropped_ends(engine: Engine, tmp_path: Path) -> None:
@@ -331,12 +264,6 @@ def test_an_object_that_does_not_stop_is_ended_when_its_time_is_over(engine: Eng
     eventually(lambda: not lives(pid))
     assert time.monotonic() - before < 10.0
     engine.stop()
-
-
-def test_an_object_that_raises_when_it_is_stopped_is_warned_of(engine: Engine) -> None:
-    peer = started(engine, Unclosable)
-    with pytest.warns(EnvFaultWarning, match=rf"worker 1 \(pid {peer.pid}\): could not close: .*is stuck"):
-        engine.stop()
 
 
 def test_an_engine_can_be_used_again_after_it_was_stopped(engine: Engine) -> None:

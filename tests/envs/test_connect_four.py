@@ -29,7 +29,7 @@ def lines_of(columns: Sequence[Sequence[str]]) -> set[str]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, COLUMNS - 1), min_size=20, max_size=120))
-def test_any_game_goes_as_a_slow_referee_says(wishes: Sequence[int]) -> None:
+def test_every_game_agrees_with_a_slow_reference(wishes: Sequence[int]) -> None:
     env, columns = ConnectFour(), [list[str]() for _ in range(COLUMNS)]
     obs, _ = env.reset()
     turn = 0

@@ -28,7 +28,7 @@ def test_agents_that_leave_early_are_no_longer_answered() -> None:
     assert floors.bare_multi_agent(lambda index: MultiAgentTrafficEnv(), 2, 300).env_steps > 0
 
 
-def test_turns_are_taken_with_legal_moves() -> None:
+def test_players_take_turns_with_legal_moves() -> None:
     assert floors.bare_turn_based(lambda index: TicTacToe(), num_envs=3, env_steps=300) > 0
 
 

@@ -22,7 +22,7 @@ def played(seed: int, **settings: Any) -> list[Any]:
     return seen
 
 
-def test_agents_leave_and_come_back_and_everything_is_as_it_should_be() -> None:
+def test_the_checker_accepts_agents_that_leave_and_return() -> None:
     assert check_env(RandomMultiAgentEnv({"num_agents": 4, "appear_prob": 0.3, "end_prob": 0.2})) == []
     steps = played(0, num_agents=4, appear_prob=0.3, end_prob=0.2)[1:]
     assert any(len(obs) > len(rewards) for obs, rewards, *_ in steps)
@@ -40,21 +40,21 @@ def test_an_episode_is_truncated_after_its_length() -> None:
     assert steps[-1][3] == {"agent_0": True, "agent_1": True, "__all__": True}
 
 
-def test_agents_may_have_spaces_of_their_own() -> None:
+def test_agents_may_have_different_spaces() -> None:
     spaces = {"a": gym.spaces.Discrete(3), "b": gym.spaces.Box(-1.0, 1.0, (2,), np.float32)}
     env = RandomMultiAgentEnv({"num_agents": ["a", "b"], "action_space": spaces})
     assert env.get_action_space("b") == spaces["b"]
     env.reset()
-    with pytest.raises(ContractError, match="action of 'a' is"):
+    with pytest.raises(ContractError, match="'a'"):
         env.step({"a": 3, "b": np.zeros(2, np.float32)})
 
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"agents": 2}, r"unknown settings \['agents'\]"),
-        ({"num_agents": 0}, "num_agents is 0"),
-        ({"end_prob": 1.5}, "end_prob is 1.5"),
+        ({"agents": 2}, "agents"),
+        ({"num_agents": 0}, "num_agents"),
+        ({"end_prob": 1.5}, "end_prob"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None:
@@ -62,6 +62,6 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None
         RandomMultiAgentEnv(settings)
 
 
-def test_nobody_steps_before_a_reset() -> None:
-    with pytest.raises(CallOrderError, match="call reset"):
+def test_no_environment_steps_before_a_reset() -> None:
+    with pytest.raises(CallOrderError, match="reset"):
         RandomMultiAgentEnv().step({})

@@ -16,11 +16,11 @@ from menv.envs.two_step_game import FIRST, STATE_2A, STATE_2B, TwoStepGame
 from menv.errors import CallOrderError, ConfigError, ContractError
 
 
-def test_the_package_hands_out_every_name_it_lists() -> None:
+def test_the_package_exports_every_name_it_lists() -> None:
     for name in menv.envs.__all__:
         assert getattr(menv.envs, name).__module__.startswith("menv.envs.")
         assert name in dir(menv.envs)
-    with pytest.raises(AttributeError, match="no attribute 'Chess'"):
+    with pytest.raises(AttributeError, match="'Chess'"):
         _ = menv.envs.Chess
 
 
@@ -57,7 +57,7 @@ def test_ten_rounds_end_the_game_for_both() -> None:
     assert [flag[ALL] for flag in flags] == [False] * 9 + [True]
     assert flags[-1] == {"player1": True, "player2": True, ALL: True}
     assert env.agents == []
-    with pytest.raises(CallOrderError, match="call reset"):
+    with pytest.raises(CallOrderError, match="reset"):
         env.step({"player1": ROCK, "player2": PAPER})
 
 
@@ -65,7 +65,7 @@ def test_the_number_of_rounds_can_be_set() -> None:
     env = RockPaperScissors({"rounds": 1})
     env.reset()
     assert env.step({"player1": ROCK, "player2": PAPER})[2][ALL]
-    with pytest.raises(ConfigError, match="rounds is 0"):
+    with pytest.raises(ConfigError, match="rounds"):
         RockPaperScissors({"rounds": 0})
 
 
@@ -75,7 +75,7 @@ def test_the_number_of_rounds_can_be_set() -> None:
 def test_both_players_must_show_a_hand(actions: dict[str, Any]) -> None:
     env = RockPaperScissors()
     env.reset()
-    with pytest.raises(ContractError, match="expected 0, 1 or 2 for each of player1, player2"):
+    with pytest.raises(ContractError, match="player1"):
         env.step(actions)
 
 
@@ -132,8 +132,8 @@ def test_the_two_step_game_shows_what_its_settings_ask_for(one_hot: bool, with_s
 
 def test_the_two_step_game_refuses_half_an_answer_and_steps_after_the_end() -> None:
     env = TwoStepGame()
-    with pytest.raises(CallOrderError, match="call reset"):
+    with pytest.raises(CallOrderError, match="reset"):
         env.step({"agent_1": 0, "agent_2": 0})
     env.reset()
-    with pytest.raises(ContractError, match="expected 0 or 1 for each of agent_1, agent_2"):
+    with pytest.raises(ContractError, match="agent_1"):
         env.step({"agent_1": 0})

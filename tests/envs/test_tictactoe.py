@@ -9,7 +9,7 @@ import pytest
 
 from menv.base_env import ALL
 from menv.envs.tictactoe import PLAYERS, TicTacToe, picture_of, text_of, winner_of
-from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.errors import CallOrderError, ContractError
 
 X_WINS = (0, 3, 1, 4, 2)
 O_WINS = (0, 2, 1, 4, 8, 6)
@@ -60,12 +60,7 @@ def test_a_full_board_without_a_line_is_a_draw() -> None:
     assert terminateds[ALL]
 
 
-def test_a_line_on_the_last_square_wins() -> None:
-    _, (_, rewards, _, _, _) = play(0, 1, 2, 3, 4, 6, 5, 7, 8)
-    assert rewards == {"player1": 1.0, "player2": -1.0}
-
-
-def test_both_players_get_a_last_observation_of_their_own() -> None:
+def test_each_player_gets_its_own_last_observation() -> None:
     _, (obs, *_) = play(*X_WINS)
     assert np.flatnonzero(obs["player1"]["observations"]).tolist() == [0, 1, 2, 9 + 3, 9 + 4]
     assert np.flatnonzero(obs["player2"]["observations"]).tolist() == [3, 4, 9 + 0, 9 + 1, 9 + 2]
@@ -101,41 +96,20 @@ def test_observations_are_in_their_space_whatever_is_played() -> None:
         assert env.observation_space_contains(obs)
 
 
-def test_arrays_that_were_handed_out_belong_to_the_caller() -> None:
-    env = TicTacToe()
-    first, _ = env.reset()
-    first["player1"]["observations"][:] = 9.0
-    first["player1"]["action_mask"][:] = 9
-    second, _ = env.reset()
-    assert second["player1"]["observations"].tolist() == [0.0] * 18
-    obs, *_ = env.step({"player1": 0})
-    kept = obs["player2"]["observations"].copy()
-    env.step({"player2": 1})
-    assert np.array_equal(obs["player2"]["observations"], kept)
-
-
-@pytest.mark.parametrize("action", [np.int64(3), np.array(3), np.int8(3), True + 2])
-def test_integers_of_any_kind_are_moves(action: Any) -> None:
-    env = TicTacToe()
-    env.reset()
-    env.step({"player1": action})
-    assert env.board == (0, 0, 0, 1, 0, 0, 0, 0, 0)
-
-
 @pytest.mark.parametrize("actions", [{}, {"player2": 1}, {"player1": 1, "player2": 2}, {"player1": 1.5}])
-def test_whoever_answers_out_of_turn_is_told_whose_turn_it_is(actions: dict[str, Any]) -> None:
+def test_an_action_out_of_turn_names_the_player_to_move(actions: dict[str, Any]) -> None:
     env = TicTacToe()
     env.reset()
-    with pytest.raises(ContractError, match="expected one integer from 'player1' alone"):
+    with pytest.raises(ContractError, match="'player1'"):
         env.step(actions)
     assert env.board == (0,) * 9
 
 
 def test_a_step_outside_a_game_asks_for_reset() -> None:
-    with pytest.raises(CallOrderError, match="call reset"):
+    with pytest.raises(CallOrderError, match="reset"):
         TicTacToe().step({"player1": 0})
     env, _ = play(*X_WINS)
-    with pytest.raises(CallOrderError, match="call reset"):
+    with pytest.raises(CallOrderError, match="reset"):
         env.step({"player2": 5})
 
 
@@ -159,8 +133,3 @@ def test_the_picture_shows_marks_of_two_kinds() -> None:
     assert changed[:64, 64:128].any()
     assert not changed[64:].any()
     assert not np.array_equal(marks[:64, :64], marks[:64, 64:128])
-
-
-def test_an_unknown_render_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="render_mode is 'human'"):
-        TicTacToe({"render_mode": "human"})

@@ -66,11 +66,6 @@ def test_a_perfect_player_loses_no_line() -> None:
     assert losing_lines(choose_perfect) == [0, 0]
 
 
-@pytest.mark.parametrize("square", [-1, 9])
-def test_a_policy_that_moves_illegally_loses_every_line(square: int) -> None:
-    assert losing_lines(lambda observations, mask: np.full(len(mask), square)) == [1, 9]
-
-
 def test_policies_see_what_the_game_shows() -> None:
     shown: set[bytes] = set()
 
@@ -101,11 +96,6 @@ def test_a_win_is_taken_and_a_threat_is_blocked() -> None:
     assert best_moves((1, 1, 0, 2, 2, 0, 0, 0, 0))[0] == 2
     assert best_moves((2, 2, 0, 0, 1, 0, 0, 0, 0)) == [2]
     assert board_value((1, 1, 0, 2, 2, 0, 0, 0, 0)) == 1
-
-
-def test_a_finished_game_has_no_moves() -> None:
-    assert best_moves((2, 2, 2, 1, 1, 0, 0, 0, 0)) == []
-    assert best_moves((1, 2, 1, 1, 2, 1, 2, 1, 2)) == []
 
 
 def test_random_opponents_are_counted_per_seat_and_reproducibly() -> None:

@@ -50,14 +50,7 @@ def test_the_documented_call_gives_two_cars_and_a_light() -> None:
     assert infos == {}
 
 
-def test_a_config_dict_and_keywords_say_the_same() -> None:
-    one = MultiAgentTrafficEnv({"num_cars": 3, "num_traffic_lights": 2, "max_cars": 3})
-    other = MultiAgentTrafficEnv({"num_cars": 1}, num_cars=3, num_traffic_lights=2, max_cars=3)
-    assert one.settings == other.settings
-    assert one.possible_agents == ["car_1", "car_2", "car_3", "traffic_light_1", "traffic_light_2"]
-
-
-def test_cars_and_lights_have_spaces_of_their_own() -> None:
+def test_cars_and_lights_have_different_spaces() -> None:
     env = MultiAgentTrafficEnv()
     assert env.get_observation_space("car_1").shape == (8,)
     assert env.get_observation_space("traffic_light_1").shape == (9,)
@@ -146,7 +139,7 @@ def test_cars_earn_progress_and_lose_by_standing() -> None:
     assert rewards == [1.0, 2.0, 3.0, 2.0, 1.0, -1.0]
 
 
-def test_running_a_red_light_costs_ten_and_is_told() -> None:
+def test_running_a_red_light_costs_ten_and_is_in_the_info() -> None:
     env = MultiAgentTrafficEnv(num_cars=2, max_cars=2)
     env.reset(seed=0)
     env.lanes[0].cars[0].position = 0
@@ -232,10 +225,10 @@ def test_wrong_actions_are_named_and_nothing_moves(actions: dict[str, int], name
 
 def test_a_step_outside_an_episode_asks_for_reset() -> None:
     env = MultiAgentTrafficEnv()
-    with pytest.raises(CallOrderError, match="call reset"):
+    with pytest.raises(CallOrderError, match="reset"):
         env.step({})
     run(env, 0, at_random(0))
-    with pytest.raises(CallOrderError, match="call reset"):
+    with pytest.raises(CallOrderError, match="reset"):
         env.step({})
 
 
@@ -246,12 +239,6 @@ def test_a_step_outside_an_episode_asks_for_reset() -> None:
 def test_a_wrong_setting_is_named(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         MultiAgentTrafficEnv(settings)
-
-
-def test_many_cars_find_room_at_the_start() -> None:
-    obs, _ = MultiAgentTrafficEnv(num_cars=40, num_traffic_lights=2).reset(seed=0)
-    assert len(obs) == 42
-    assert list(obs)[:40] == [f"car_{number}" for number in range(1, 41)]
 
 
 def test_it_renders_a_line_for_each_lane() -> None:
@@ -277,7 +264,7 @@ def driven(*cars: tuple[int, int, int], lights: int = 1) -> tuple[MultiAgentTraf
     return env, env.step({**dict.fromkeys(names, KEEP), **dict.fromkeys(env._light_names, 0)})
 
 
-def test_a_car_gathers_speed_up_to_three_cells_and_brakes_to_a_stand() -> None:
+def test_a_car_accelerates_to_three_cells_and_brakes_to_a_stop() -> None:
     env = alone(0, num_traffic_lights=0)
     places = []
     for action in (ACCELERATE,) * 4 + (BRAKE,) * 4:
@@ -301,26 +288,10 @@ def test_cars_crash_into_the_car_ahead_and_on_crossings(cars: list[Any], crashed
     assert {name for name, info in infos.items() if info.get("crashed")} == crashed
 
 
-def test_two_cars_leave_at_once() -> None:
-    env, (_, _, terminateds, _, _) = driven((0, 15, 3), (0, 14, 3), lights=0)
-    assert {"car_1", "car_2"} <= terminateds.keys()
-    assert not env.lanes[0].cars
-
-
-def test_a_light_turns_after_three_steps_of_amber_and_hears_nothing_meanwhile() -> None:
+def test_a_light_turns_after_three_steps_of_amber_and_ignores_actions_meanwhile() -> None:
     light = Light()
     states = []
     for wish in (MAIN, CROSS, MAIN, MAIN, MAIN, MAIN):
         light.advance(wish)
         states.append((light.green, light.amber, light.age))
     assert states == [(0, 0, 1), (0, 3, 2), (0, 2, 3), (0, 1, 4), (1, 0, 0), (1, 3, 1)]
-
-
-def test_a_reset_without_seed_goes_on_with_the_random_numbers() -> None:
-    env = MultiAgentTrafficEnv(num_cars=4)
-    start, _ = env.reset(seed=1)
-    follow, _ = env.reset()
-    env.reset(seed=1)
-    again, _ = env.reset()
-    assert any(not np.array_equal(start[agent], follow[agent]) for agent in start)
-    assert all(np.array_equal(follow[agent], again[agent]) for agent in follow)

@@ -56,7 +56,7 @@ def test_moves_against_the_wind_and_into_a_wall_fail() -> None:
         assert moved(maze, move)[0]["position"].tolist() == expected
 
 
-def test_the_way_to_the_goal_is_paid_and_the_goal_ends_it() -> None:
+def test_moves_cost_and_the_goal_pays_and_ends_the_episode() -> None:
     maze = started(levels=1, **HALL)
     assert [moved(maze, RIGHT)[1:] for _ in range(4)] == [(-0.01, False, False)] * 3 + [(0.99, True, False)]
 
@@ -97,7 +97,7 @@ def test_each_command_opens_an_agent_that_walks_for_some_moves() -> None:
     assert env.possible_agents == list(dict.fromkeys(acted))
 
 
-def test_a_level_that_ends_hands_back_to_the_one_above_in_the_same_step() -> None:
+def test_a_level_that_ends_returns_control_to_the_level_above_in_the_same_step() -> None:
     env = started(length=2, map=["S....G"])
     obs, rewards, *_ = env.step({"top_level": RIGHT})
     assert (list(obs), rewards) == (["low_level_0"], {})

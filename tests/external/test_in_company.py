@@ -12,9 +12,9 @@ import pytest
 
 from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO
-from menv.errors import CallOrderError, ConfigError
+from menv.errors import ConfigError
 from menv.serving.policy_server import PolicyServerInput
-from tests.external.told import Told, ask_steps, calling, log_steps, obs, training
+from tests.external.told import Told, ask_steps, calling, obs, training
 from tests.external.walk import Walk, same_columns, walk_on
 from tests.inside import metrics, sampler
 
@@ -175,27 +175,6 @@ def test_callbacks_hear_of_each_episode_in_order_but_not_of_one_that_is_only_pai
     assert summary["custom_metrics"]["last_max"] == 32.0
 
 
-def test_trajectories_are_shown_to_those_who_look_at_them() -> None:
-    pieces: list[Any] = []
-
-    class Looks(DefaultCallbacks):
-        def on_postprocess_trajectory(
-            self, *, postprocessed_batch: Any, agent_id: Any, **kwargs: Any
-        ) -> None:
-            pieces.append(
-                (agent_id, postprocessed_batch["obs"][:, 1].tolist(), postprocessed_batch["env_t"].tolist())
-            )
-
-    env = Told()
-    with training(env, DQN, rollout_fragment_length=6, callbacks=Looks) as algo:
-        for number in range(2):
-            episode = env.start_episode()
-            log_steps(env, episode, number, 3)
-            env.end_episode(episode, obs(number, 3))
-        algo.sample()
-    assert pieces == [("agent0", [0.0, 1.0, 2.0], [0, 1, 2])] * 2
-
-
 def test_clients_cannot_be_evaluated() -> None:
     env = Told()
     with (
@@ -204,11 +183,11 @@ def test_clients_cannot_be_evaluated() -> None:
     ):
         algo.evaluate()
     env = Told()
-    with training(env) as algo, pytest.raises(ConfigError, match="the environment that is trained in"):
+    with training(env) as algo, pytest.raises(ConfigError):
         algo.evaluate()
 
 
-def test_a_run_goes_on_from_its_checkpoint_with_new_episodes(tmp_path: Path) -> None:
+def test_a_run_continues_from_its_checkpoint_with_new_episodes(tmp_path: Path) -> None:
     def play(env: Any, number: int, over: bool = True) -> Any:
         def episode() -> None:
             name = env.start_episode()
@@ -237,27 +216,6 @@ def test_a_run_goes_on_from_its_checkpoint_with_new_episodes(tmp_path: Path) -> 
     assert result["num_episodes_not_resumed"] == 0
 
 
-class Asking(DefaultCallbacks):
-    """Asks for an action in the thread that waits for others to ask."""
-
-    def on_episode_step(self, *, base_env: Any, **kwargs: Any) -> None:
-        (env,) = base_env.get_sub_environments()
-        env.get_action(env.start_episode(), obs(1, 0))
-
-
-def test_a_callback_that_asks_is_told_that_it_would_wait_for_itself() -> None:
-    def play(env: Any) -> None:
-        ask_steps(env, env.start_episode(), 0, 30)
-
-    env = Told(play)
-    with training(env, callbacks=Asking) as algo:
-        with pytest.raises(
-            CallOrderError, match="asks in the thread that samples, such as in a callback, and would"
-        ):
-            algo.sample()
-        assert env._sampler is None
-
-
 # Settings that cannot work with an `input` are refused when the algorithm is built, and not hours later.
 
 
@@ -274,13 +232,11 @@ def never(ioctx: Any) -> Any:
 @pytest.mark.parametrize("setting", [{"evaluation_interval": 2}, {"evaluation_num_workers": 1}])
 def test_evaluations_without_an_environment_are_refused_at_once(setting: dict[str, Any]) -> None:
     (name,) = setting
-    with pytest.raises(
-        ConfigError, match=rf"^{name}: . with an input and no env, expected .*evaluation_config"
-    ):
+    with pytest.raises(ConfigError, match=name):
         PPO(config={**SPACES, **setting, "input": never})
 
 
-def test_evaluations_in_an_environment_of_their_own_are_played_beside_an_input() -> None:
+def test_evaluations_in_a_separate_environment_are_played_next_to_an_input() -> None:
     config = {
         **SPACES, "observation_space": gym.make("CartPole-v1").observation_space, "evaluation_interval": 1,
         "evaluation_duration": 1, "evaluation_config": {"env": "CartPole-v1"}, "train_batch_size": 8,

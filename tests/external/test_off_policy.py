@@ -8,11 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import PolicySpec
 from menv.algorithms import DQN, PPO
 from menv.base_env import MultiEnvDict
 from menv.errors import ContractError
-from tests.algorithms_e2e.looking import watching
 from tests.contract.scripted import SOLO, ScriptedEnv, SixDicts, seen
 from tests.external.told import (
     ACTIONS,
@@ -30,7 +28,7 @@ from tests.external.told import (
 from tests.inside import policy_set, sampler
 
 
-def test_an_action_that_no_policy_took_is_recorded_as_it_was() -> None:
+def test_an_action_that_no_policy_chose_is_recorded_unchanged() -> None:
     env = Told(action_space=gym.spaces.Discrete(100))
     with training(env, DQN) as algo:
         env.start_episode("x")
@@ -41,21 +39,11 @@ def test_an_action_that_no_policy_took_is_recorded_as_it_was() -> None:
     assert batch["off_policy"].tolist() == [True] * 10
 
 
-def test_discrete_actions_of_another_start_are_recorded_as_the_network_has_them() -> None:
-    env = Told(action_space=gym.spaces.Discrete(3, start=5))
-    with training(env, DQN, rollout_fragment_length=3) as algo:
-        env.start_episode("x")
-        for step in range(3):
-            env.log_action("x", obs(0, step), 5 + step)
-        env.end_episode("x", obs(0, 3))
-        assert algo.sample()["default_policy"]["actions"].tolist() == [0, 1, 2]
-
-
 @pytest.mark.slow_unless("complete*")
 @pytest.mark.parametrize(
     ("batch_mode", "most"), [("truncate_episodes", 24 + 16), ("complete_episodes", 24 + 17 * 10)]
 )
-def test_a_caller_that_only_logs_fills_fragments_and_not_far_more(batch_mode: str, most: int) -> None:
+def test_a_caller_that_only_logs_hardly_overfills_a_fragment(batch_mode: str, most: int) -> None:
     env, episodes = Told(), 240
     with training(env, DQN, rollout_fragment_length=24, batch_mode=batch_mode) as algo:
         for number in range(episodes):
@@ -172,51 +160,7 @@ def test_an_end_that_is_terminated_is_worth_nothing_although_rows_before_it_are_
     np.testing.assert_allclose(batch["advantages"][-1], 4.0 - values[-1], rtol=1e-5)
 
 
-def test_rows_that_are_left_out_are_counted_in_the_result() -> None:
-    env = Told()
-    with training(env, PPO) as algo:
-        with calling(play_between(env, {1, 2, 5}, 10)):
-            first = algo.train()
-        with calling(play_between(env, {0}, 10)):
-            second = algo.train()
-    assert first["external"]["num_off_policy_steps"] == 3
-    assert first["external"]["num_agent_steps_left_out"] == 3
-    assert first["num_agent_steps_trained"] == 7
-    assert second["external"]["num_off_policy_steps"] == 4
-    assert second["external"]["num_agent_steps_left_out"] == 4
-    assert second["num_agent_steps_trained"] == 16
-
-
-def test_a_policy_that_looks_at_trajectories_goes_on_where_rows_are_left_out_of_some_fragments() -> None:
-    watch, seen = watching()
-    env = Told()
-    multiagent = {"policies": {"default_policy": PolicySpec(watch)}}
-    with training(env, PPO, multiagent=multiagent) as algo:
-        for own in (set[int](), {1, 2, 5}):
-            with calling(play_between(env, own, 10)):
-                algo.train()
-    assert [piece.count for piece, _, _ in seen] == [10, 1, 2, 4]
-
-
-def test_train_neither_learns_nor_fails_where_all_actions_were_somebody_elses() -> None:
-    env = Told()
-    with training(env, PPO) as algo:
-        before = algo.get_weights()["default_policy"]
-        env.start_episode("x")
-        log_steps(env, "x", 0, 20)
-        env.end_episode("x", obs(0, 20))
-        results = [algo.train(), algo.train()]
-        after = algo.get_weights()["default_policy"]
-        for result in results:
-            assert result["num_agent_steps_trained"] == 0
-            assert result["info"] == {"learner": {}}
-        assert results[1]["external"]["num_agent_steps_left_out"] == 20
-        assert all((after[name] == value).all() for name, value in before.items())
-        with calling(play_between(env, set(), 10)):
-            assert algo.train()["num_agent_steps_trained"] == 10
-
-
-def test_a_policy_that_acts_alone_is_asked_beside_one_that_is_logged() -> None:
+def test_a_policy_acts_next_to_one_whose_actions_are_logged() -> None:
     def mapping(agent_id: Any, **kw: Any) -> str:
         return str(agent_id)
 
@@ -238,23 +182,7 @@ def test_a_policy_that_acts_alone_is_asked_beside_one_that_is_logged() -> None:
     assert batch["a"].count == batch["b"].count == 5
 
 
-def test_ppo_and_dqn_on_one_sampler_each_take_what_they_can_use() -> None:
-    env = ToldTeam(observation_space=dict.fromkeys("ab", OBS), action_space=dict.fromkeys("ab", ACTIONS))
-    multiagent = {
-        "policies": {"a": PolicySpec(algorithm="PPO"), "b": PolicySpec(algorithm="DQN")},
-        "policy_mapping_fn": lambda agent_id, **kw: agent_id,
-    }
-    with training(env, PPO, multiagent=multiagent) as algo:
-        env.start_episode("x")
-        for step in range(10):
-            env.log_action("x", {"a": obs(0, step), "b": obs(1, step)}, {"a": 1, "b": 2})
-        env.end_episode("x", {})
-        batch = algo.sample()
-    assert set(batch.policy_batches) == {"b"}
-    assert batch["b"].count == 10
-
-
-def test_a_box_action_is_recorded_as_the_network_would_have_said_it() -> None:
+def test_a_box_action_is_recorded_in_the_units_of_the_network() -> None:
     space = gym.spaces.Box(np.array([0.0, -1.0], np.float32), np.array([10.0, 3.0], np.float32))
     env = Told(action_space=space)
     algorithm: Any = PPO

@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 
 from menv.algorithms import DQN, PPO
-from menv.errors import CallOrderError, ContractError, EnvCrashError
+from menv.errors import CallOrderError, EnvCrashError
 from tests.external.told import (
-    ACTIONS,
     LONG,
-    OBS,
     Told,
-    ToldTeam,
     ask_steps,
     calling,
     log_steps,
@@ -61,7 +58,7 @@ def test_a_run_that_raises_surfaces_in_train_with_its_traceback(play: Any) -> No
             algo.train()
 
 
-def test_a_run_that_returns_is_a_fault_once_what_it_said_has_been_taken() -> None:
+def test_a_run_method_that_returns_is_a_fault_after_its_rows_were_sampled() -> None:
     class Short(Told):
         def run(self) -> None:
             log_steps(self, self.start_episode("x"), 0, 10)
@@ -71,12 +68,12 @@ def test_a_run_that_returns_is_a_fault_once_what_it_said_has_been_taken() -> Non
     with training(env, DQN) as algo:
         assert steps_of([algo.sample()]) == {0: list(range(10))}
         began = time.monotonic()
-        with pytest.raises(EnvCrashError, match=r"Short\.run: returned while its actions are sampled"):
+        with pytest.raises(EnvCrashError, match="Short"):
             algo.train()
         assert time.monotonic() - began < LONG
 
 
-def test_a_fault_surfaces_even_while_others_never_stop_talking() -> None:
+def test_a_fault_surfaces_even_while_other_clients_keep_sending() -> None:
     env = Told(fall)
 
     def episode() -> None:
@@ -113,28 +110,7 @@ def test_an_episode_that_is_never_ended_is_named_where_complete_ones_are_waited_
         assert result["episode_len_mean"] == 5.0
 
 
-def test_a_thread_that_waits_for_itself_where_complete_episodes_are_wanted_is_told_what_to_do() -> None:
-    env = Told()
-    whole = {"batch_mode": "complete_episodes", "rollout_fragment_length": 4, "train_batch_size": 4}
-
-    def by_turns() -> None:
-        ask_steps(env, env.start_episode("first"), 0, 5)
-        ask_steps(env, env.start_episode("second"), 1, 1)
-
-    with training(env, idle_timeout=0.2, **whole) as algo, calling(by_turns):
-        told = algo.train()["external"]["idle"]
-        assert "waits for the end of 'first', and others wait for that" in told
-        assert (
-            "where one thread plays several episodes by turns and waits in a new one, a thread for each"
-            in told
-        )
-        env.end_episode("first", obs(0, 5))
-        assert "idle" not in algo.train()["external"]
-        algo.train()
-        env.end_episode("second", obs(1, 1))
-
-
-def test_where_nobody_calls_train_returns_and_says_so() -> None:
+def test_train_returns_without_clients_and_says_so() -> None:
     env = Told()
     with training(env, idle_timeout=0.05) as algo:
         result = algo.train()
@@ -152,7 +128,7 @@ def test_where_nobody_calls_train_returns_and_says_so() -> None:
         assert "idle" not in algo.train()["external"]
 
 
-def test_a_fragment_goes_on_where_it_was_given_up_and_nothing_is_lost() -> None:
+def test_a_fragment_continues_where_it_was_given_up_and_nothing_is_lost() -> None:
     env = Told()
     with training(env, DQN, idle_timeout=0.05, rollout_fragment_length=12) as algo:
         env.start_episode("x")
@@ -171,7 +147,7 @@ def test_a_fragment_goes_on_where_it_was_given_up_and_nothing_is_lost() -> None:
 
 
 @pytest.mark.slow
-def test_a_train_batch_of_several_fragments_goes_on_where_it_was_given_up() -> None:
+def test_a_train_batch_of_several_fragments_continues_where_it_was_given_up() -> None:
     env = Told()
     config = {"rollout_fragment_length": 4, "train_batch_size": 12}
     with training(env, PPO, idle_timeout=0.05, **config) as algo:
@@ -192,70 +168,6 @@ def test_a_train_batch_of_several_fragments_goes_on_where_it_was_given_up() -> N
     assert "idle" not in result["external"]
     assert result["num_agent_steps_trained"] == 12
     assert result["num_env_steps_sampled"] == 12
-
-
-def test_a_train_batch_that_was_given_up_keeps_nothing_of_a_policy_that_is_removed() -> None:
-    env = Told()
-    multiagent = {"policies": ["one", "two"], "policy_mapping_fn": lambda *args, **kwargs: "two"}
-    config = {"rollout_fragment_length": 4, "train_batch_size": 12, "multiagent": multiagent}
-    with training(env, PPO, idle_timeout=0.05, **config) as algo:
-        env.start_episode("x")
-
-        def play() -> None:
-            for step in range(6):
-                env.get_action("x", obs(0, step))
-
-        with calling(play):
-            for _ in range(4):
-                algo.train()
-        algo.remove_policy("two", policy_mapping_fn=lambda *args, **kwargs: "one")
-        algo.add_policy("two")
-        env.end_episode("x", obs(0, 6))
-        env.start_episode("y")
-        with calling(lambda: ask_steps(env, "y", 1, 12)):
-            results = [algo.train() for _ in range(4)]
-        env.end_episode("y", obs(1, 12))
-        results.append(algo.train())
-    learned = [result for result in results if result["info"]]
-    assert set(learned[0]["info"]) - {"learner"} == {"one"}
-    assert learned[0]["num_agent_steps_trained"] == 6
-
-
-@pytest.mark.slow
-def test_ends_that_come_one_by_one_are_not_taken_for_silence() -> None:
-    env = Told()
-    with training(env, DQN, idle_timeout=1.5, rollout_fragment_length=8) as algo:
-        for name in "abcd":
-            env.start_episode(name)
-            log_steps(env, name, ord(name), 2)
-
-        def end() -> None:
-            # Nobody waits for an action now.
-            for name in "abcd":
-                time.sleep(0.25)
-                env.end_episode(env.start_episode(), obs(9, 9))
-                time.sleep(0.25)
-                env.end_episode(name, obs(ord(name), 2))
-
-        with calling(end):
-            batch = algo.sample()
-        assert not sampler(algo).idle
-    assert steps_of([batch]) == {ord(name): [0, 1] for name in "abcd"}
-
-
-def test_episodes_in_which_nobody_acts_do_not_keep_the_sampler_waiting_for_ever() -> None:
-    env = Told()
-    over: list[bool] = []
-
-    def begin_and_end() -> None:
-        while not over:
-            env.end_episode(env.start_episode(), obs(9, 9))
-            time.sleep(0.01)
-
-    with training(env, idle_timeout=0.2) as algo, calling(begin_and_end):
-        result = algo.train()
-        over.append(True)
-    assert result["external"]["idle"].startswith("no step in 0.2 s")
 
 
 # Nobody waits for ever in `get_action`: not where another thread stops sampling, and not where the call was wrong.
@@ -293,7 +205,7 @@ def call(env: Told, told: list[BaseException], sampled: threading.Event) -> None
         told.append(error)
 
 
-def test_whoever_stops_an_environment_that_is_sampled_leaves_nobody_waiting(many_switches: None) -> None:
+def test_stopping_an_environment_that_is_sampled_leaves_no_thread_waiting(many_switches: None) -> None:
     for _ in range(ROUNDS):
         env, sampled = Told(), threading.Event()
         base_env = env.to_base_env()
@@ -314,30 +226,3 @@ def test_whoever_stops_an_environment_that_is_sampled_leaves_nobody_waiting(many
         assert [type(error) for error in of_callers] == [CallOrderError] * 4
         assert [type(error) for error in of_sampler] == [CallOrderError]
         assert "this environment was stopped" in str(of_sampler[0])
-
-
-@pytest.mark.parametrize(("done", "more"), [({}, ["__all__"]), ({"nobody": True}, [])], ids=["ids", "ends"])
-def test_whoever_makes_a_call_that_breaks_the_rules_is_told_so_and_may_go_on(
-    done: dict[Any, bool], more: list[str]
-) -> None:
-    env = ToldTeam(observation_space=dict.fromkeys("ab", OBS), action_space=dict.fromkeys("ab", ACTIONS))
-    told: list[Any] = []
-
-    def play() -> None:
-        name = env.start_episode()
-        env.get_action(name, {"a": obs(0, 0)})
-        env.log_returns(name, {}, None, done)
-        with pytest.raises(ContractError) as caught:
-            env.get_action(name, dict.fromkeys(["a", *more], obs(0, 1)))
-        told.append(str(caught.value))
-        told.append(env.get_action(name, {"a": obs(0, 1)}))
-        env.log_returns(name, {"a": 1.0})
-        env.end_episode(name, {"a": obs(0, 2)})
-
-    with training(env, rollout_fragment_length=3) as algo, calling(play):
-        with pytest.raises(ContractError) as caught:
-            algo.sample()
-        batch = algo.sample()
-    assert told[0] == str(caught.value)
-    assert told[1].keys() == {"a"}
-    assert sum(batch[name]["rewards"].sum() for name in batch) == 1.0

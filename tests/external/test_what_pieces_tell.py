@@ -36,7 +36,7 @@ def handed_in(
 
 
 @pytest.mark.parametrize("kind", [{}, {"masked": True}, {"box": True}], ids=["discrete", "masked", "box"])
-def test_probabilities_that_are_told_are_taken_and_the_others_are_computed(kind: dict[str, Any]) -> None:
+def test_given_probabilities_are_used_and_the_others_are_computed(kind: dict[str, Any]) -> None:
     here, noted = sampled(PPO, Walk(**kind), fragments=1, **CONFIG)
     mine = here[0].split_by_episode()
     actions = own_actions(here, noted)
@@ -92,19 +92,8 @@ def test_densities_of_the_environments_actions_are_those_of_the_networks_up_to_t
     np.testing.assert_allclose(its["action_dist_inputs"], inputs)
 
 
-def test_environment_actions_without_a_word_have_the_density_that_the_network_gives_them() -> None:
-    here, noted = sampled(PPO, Walk(box=True), fragments=1, **CONFIG)
-    its = handed_in(noted, {"box": True}, [{}] * len(noted))
-    for one, other in zip(here[0].split_by_episode(), its, strict=True):
-        inside = (np.abs(one["actions"]) < 1.0).all(1)
-        np.testing.assert_allclose(other["actions"], np.clip(one["actions"], -1.0, 1.0), atol=1e-6)
-        np.testing.assert_allclose(
-            other["action_logp"][inside], one["action_logp"][inside], rtol=1e-4, atol=1e-5
-        )
-
-
 @pytest.mark.parametrize("size", [None, 2])
-def test_states_that_are_told_are_taken_and_others_follow_from_what_was_seen(size: int | None) -> None:
+def test_given_states_are_used_and_the_others_follow_from_the_observations(size: int | None) -> None:
     here, noted = sampled(PPO, Walk(), fragments=1, **CONFIG, model=LSTM)
     mine = here[0].split_by_episode()
     names = [name for name in here[0] if name.startswith("state_in_")]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN
-from tests.external.told import Told, ask_steps, calling, log_steps, obs, steps_of, training
+from tests.external.told import Told, ask_steps, calling, log_steps, obs, training
 from tests.inside import metrics
 
 
@@ -57,7 +57,7 @@ def test_what_a_caller_says_is_in_the_columns_of_its_step(logs: bool, truncated:
     assert not batch["default_policy"].segments.final_missing.any()
 
 
-def test_nobody_learns_from_an_episode_without_training_and_the_metrics_know_it() -> None:
+def test_no_policy_learns_from_an_excluded_episode_and_the_metrics_count_it() -> None:
     env = Told()
 
     def play() -> None:
@@ -75,7 +75,7 @@ def test_nobody_learns_from_an_episode_without_training_and_the_metrics_know_it(
         assert result["hist_stats"]["episode_reward"] == [10.0, 10.0, 10.0]
 
 
-def test_a_fragment_without_anything_to_learn_from_is_no_fault() -> None:
+def test_a_fragment_without_rows_to_learn_from_is_allowed() -> None:
     env = Told()
 
     def play() -> None:
@@ -96,7 +96,7 @@ def test_a_fragment_without_anything_to_learn_from_is_no_fault() -> None:
         assert algo.train()["num_agent_steps_trained"] == 10
 
 
-def test_an_episode_without_an_action_is_none_also_where_something_was_paid() -> None:
+def test_an_episode_without_an_action_does_not_count_even_with_rewards() -> None:
     env = Told()
     with training(env, DQN, min_sample_timesteps_per_iteration=10) as algo:
         env.end_episode(env.start_episode(), obs(9, 9))
@@ -111,32 +111,3 @@ def test_an_episode_without_an_action_is_none_also_where_something_was_paid() ->
     assert result["hist_stats"]["episode_lengths"] == [10]
     assert (result["episodes_total"], result["faulty_episodes_total"]) == (1, 0)
     assert metrics(algo).unclaimed_rewards == 2.5
-
-
-@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
-@pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
-def test_an_end_without_an_action_may_come_first(batch_mode: str, count_steps_by: str) -> None:
-    env = Told()
-    multiagent = {"policies": ["default_policy"], "count_steps_by": count_steps_by}
-    with training(env, DQN, batch_mode=batch_mode, multiagent=multiagent) as algo:
-        paid = env.start_episode()
-        env.log_returns(paid, 2.5)
-        env.end_episode(paid, obs(9, 9))
-        for number in range(2):
-            episode = env.start_episode()
-            log_steps(env, episode, number, 10)
-            env.end_episode(episode, obs(number, 10))
-        batch = algo.sample()
-    assert steps_of([batch])[0] == list(range(10 if batch_mode == "complete_episodes" else 5))
-
-
-def test_an_end_may_have_no_observation() -> None:
-    env = Told()
-    with training(env, DQN, rollout_fragment_length=3) as algo:
-        env.start_episode("x")
-        log_steps(env, "x", 0, 3)
-        env.end_episode("x", None, truncated=True)
-        batch = algo.sample()["default_policy"]
-    assert batch["truncateds"].tolist() == [False, False, True]
-    assert batch["new_obs"].tolist()[-1] == [0.0, 2.0]
-    assert batch.segments.final_missing.tolist() == [True]

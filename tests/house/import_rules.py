@@ -32,6 +32,7 @@ FLOORS = (
 
 DOORS = {
     ("menv.multi_agent_env", "with_agent_groups"): ("menv.wrappers",),
+    ("menv.vector_multi_agent_env", "with_agent_groups"): ("menv.wrappers",),
     ("menv.policy", "from_checkpoint"): ("menv.inference",),
     ("menv.external_env", "__init__"): ("menv.adapters",),
     ("menv.registry", "wrapped_if_foreign"): ("menv.wrappers.foreign_envs", "menv.wrappers.multi_agent_gym"),
@@ -47,7 +48,7 @@ HANDS_NAMES_ON = "menv"
 """`menv/__init__.py` may tell type checkers where the names live that it hands on when they are asked for."""
 
 CONFINED = {
-    "torch": {"algorithms"},
+    "torch": {"algorithms", "inference.heads"},
     "onnx": {"algorithms"},
     "onnxscript": {"algorithms"},
     "tensorboard": {"tracking"},
@@ -60,6 +61,10 @@ CONFINED = {
     "psutil": {"verify"},
     "pyspiel": {"wrappers"},
     "vmas": {"wrappers"},
+    "jax": {"wrappers"},
+    "jaxmarl": {"wrappers"},
+    "jumanji": {"wrappers"},
+    "pgx": {"wrappers"},
     "starlette": {"serving"},
     "uvicorn": {"serving"},
     "rich": {"tracking"},
@@ -72,7 +77,7 @@ CONFINED = {
     "minari": {"offline"},
     "safetensors": {"serving", "inference", "algorithms"},
 }
-"""The only packages of menv that may import these, wherever in the file."""
+"""The only parts of menv that may import these, wherever in the file."""
 
 
 def package_of(module: str) -> str:
@@ -108,7 +113,7 @@ def complaint(entry: Import) -> str:
     """Return what is wrong with one import, or ""."""
     importer, top = package_of(entry.module), entry.imported.partition(".")[0]
     where = f"{entry.module}:{entry.line} imports {entry.imported}"
-    if top in CONFINED and importer not in CONFINED[top]:
+    if top in CONFINED and not any(f"{entry.module}.".startswith(f"menv.{one}.") for one in CONFINED[top]):
         return f"{where}; only menv.{', menv.'.join(sorted(CONFINED[top]))} may import {top}"
     if top != "menv" or _is_allowed(entry, importer, package_of(entry.imported)):
         return ""

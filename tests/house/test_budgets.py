@@ -46,12 +46,3 @@ def test_no_function_is_longer_than_60_lines_without_its_docstring() -> None:
 def test_no_module_has_a_name_that_says_nothing() -> None:
     named = {path: set(path.stem.lower().split("_")) | {path.parent.name} for path in python_files()}
     assert [str(path.relative_to(ROOT)) for path, words in named.items() if words & EMPTY_NAMES] == []
-
-
-def test_the_length_of_a_function_counts_neither_its_docstring_nor_its_decorators() -> None:
-    text = (
-        'class A:\n  @property\n  def f(self):\n    """One.\n\n    Two.\n    """\n    x = 1\n\n    return x\n'
-    )
-    ((name, function),) = functions(ast.parse(text))
-    assert name == "A.f"
-    assert lines_without_docstring(function) == 4

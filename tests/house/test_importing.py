@@ -39,7 +39,7 @@ def test_import_menv_imports_nothing_heavy() -> None:
     assert heavy_modules_after("import menv") == []
 
 
-def test_no_noun_imports_anything_heavy() -> None:
+def test_no_module_at_the_root_imports_a_heavy_package() -> None:
     nouns = [module_name(path) for path in python_files(ROOT, ("menv",)) if path.parent == ROOT / "menv"]
     assert heavy_modules_after(f"import {', '.join(nouns)}") == []
 
@@ -80,7 +80,7 @@ def test_import_menv_is_enough_for_its_packages(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_the_root_shows_what_the_toolkit_is_made_of(name: str) -> None:
+def test_the_root_links_to_the_parts_of_the_toolkit(name: str) -> None:
     assert (ROOT / name).is_symlink()
     assert os.readlink(ROOT / name) == f"menv/{name}"
 
@@ -98,7 +98,7 @@ def test_importing_a_package_without_menv_in_front_fails_with_one_helpful_line(
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_the_guard_speaks_before_anything_heavy_is_imported(name: str) -> None:
+def test_the_import_guard_raises_before_a_heavy_import(name: str) -> None:
     attempt = f"try:\n    import {name}\nexcept ImportError:\n    pass"
     assert heavy_modules_after(attempt) == []
 
@@ -111,7 +111,7 @@ def test_the_package_can_be_imported_by_its_full_name(name: str) -> None:
 
 def test_the_error_of_the_guard_tells_which_module_was_asked_for() -> None:
     refuse_root_import("menv.wrappers")
-    with pytest.raises(ImportError, match=r"expected the package menv\.wrappers") as caught:
+    with pytest.raises(ImportError, match=r"menv\.wrappers") as caught:
         refuse_root_import("wrappers")
     assert caught.value.name == "wrappers"
 

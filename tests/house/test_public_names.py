@@ -21,7 +21,7 @@ def test_the_public_names_are_those_of_the_file() -> None:
     )
 
 
-def test_public_names_and_methods_have_docstrings_of_their_own_or_from_a_base() -> None:
+def test_public_names_and_methods_have_docstrings_or_inherit_them() -> None:
     names = {f"{package}.{name}": value for package in PACKAGES for name, value in exported(package).items()}
     assert [name for name, value in names.items() if not inspect.getdoc(value)] == []
     assert [

@@ -34,7 +34,7 @@ def on_ray(place: str, tree: ast.Module) -> Iterator[str]:
             yield f"{place}::{node.name}" if own else place  # type: ignore[attr-defined]
 
 
-def test_whatever_uses_ray_is_handed_out_to_one_process() -> None:
+def test_all_tests_that_use_ray_run_in_one_process() -> None:
     files = {str(path.relative_to(ROOT)): path for path in python_files(ROOT, ("tests",))}
     # Those of the house only read about it.
     tests = [name for name, path in files.items() if path.name.startswith("test_") and "/house/" not in name]
@@ -56,5 +56,5 @@ def test_whatever_uses_ray_is_handed_out_to_one_process() -> None:
         ('HEAVY = ("torch", "ray")', []),
     ],
 )
-def test_what_uses_ray_is_found(text: str, found: list[str]) -> None:
+def test_tests_that_use_ray_are_found(text: str, found: list[str]) -> None:
     assert list(on_ray("a.py", ast.parse(text))) == found

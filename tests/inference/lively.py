@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from menv.algorithms.networks.network_spec import NetworkSpec
 
-
-def lively_weights(
-    spec: NetworkSpec, seed: int = 0, *, shaken_by: float = 0.3
-) -> dict[str, npt.NDArray[np.float32]]:
+def lively_weights(spec: Any, seed: int = 0, *, shaken_by: float = 0.3) -> dict[str, npt.NDArray[np.float32]]:
     rng = np.random.default_rng(seed)
     weights: dict[str, npt.NDArray[np.float32]] = {
         name: value + np.float32(shaken_by) * rng.standard_normal(value.shape, np.float32)

@@ -10,8 +10,8 @@ from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.networks.torch_backend import TorchBackend
 from menv.algorithms.networks.torch_stock import TorchStock
-from menv.inference.action_heads import ActionHead
 from menv.inference.backend import ActingBackend
+from menv.inference.heads.q_values import QValues
 from menv.inference.onnx_backend import OnnxBackend
 
 LARGEST = float(1.0 - 2.0**-23)
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float32]
 
 def constant_q(q_values: list[float], epsilon: float, kind: str = "onnx", policies: int = 1) -> ActingBackend:
     """Return policies with the same Q-values for every observation; later ones explore always."""
-    spec = StockSpec(1, ActionHead("q_values", (len(q_values),)), hiddens=())
+    spec = StockSpec(1, QValues((len(q_values),)), hiddens=())
     weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     weights["policy.out.bias"][:] = q_values
     weights["epsilon"][:] = epsilon
@@ -93,7 +93,7 @@ def test_evaluate_returns_masked_q_values_and_the_chance_of_each_action(kind: st
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 def test_dueling_adds_the_value_to_advantages_about_their_mean(kind: str) -> None:
-    spec = StockSpec(2, ActionHead("q_values", (3,)), hiddens=(), dueling=True)
+    spec = StockSpec(2, QValues((3,)), hiddens=(), dueling=True)
     weights = {name: np.zeros_like(value) for name, value in spec.first_weights(0).items()}
     weights["policy.out.weight"][:] = [[1.0, 2.0, 6.0], [0.0, 3.0, 0.0]]
     weights["value.out.weight"][:] = [[10.0], [-1.0]]

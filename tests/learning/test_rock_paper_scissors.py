@@ -60,6 +60,6 @@ def test_without_a_memory_it_beats_only_one_of_them_when_it_meets_both() -> None
     assert points["beat_last_move"] <= WITHOUT_A_MEMORY
 
 
-def test_with_a_memory_it_beats_both() -> None:
+def test_a_recurrent_policy_beats_both() -> None:
     points = median_points("lstm", *BOTH)
     assert min(points.values()) >= 5.0

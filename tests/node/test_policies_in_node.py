@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from menv import Policy, export_onnx
-from menv.inference.golden import columns
-from menv.spaces import paths
+from menv.spaces import columns_of, paths
 from tests.bundles.cases import KINDS, algorithm_of, observations
 from tests.doc_blocks import blocks, run_python
 
@@ -70,7 +69,7 @@ def test_the_script_of_deploying_gives_the_actions_that_the_policy_gives(
 
 
 @pytest.mark.slow
-def test_every_kind_of_policy_answers_there_as_here(node_modules: Path, tmp_path: Path) -> None:
+def test_every_kind_of_policy_acts_the_same_in_node(node_modules: Path, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(node_modules, target_is_directory=True)
     (tmp_path / "run.mjs").write_text((HERE / "run.mjs").read_text("utf-8"), "utf-8")
     requests, wanted = [], []
@@ -114,8 +113,12 @@ def example(policy: Any, explore: bool) -> tuple[dict[str, Any], dict[str, Any]]
     rows, mask = networks.preprocess(shown)
     decision = networks.backend.decide(rows, mask, noise if explore else None, policy.index, state)
     named = paths(policy.observation_space), paths(policy.action_space)
-    inputs = zip(named[0], columns(policy.observation_space, shown), strict=True)
-    outputs = zip(named[1], columns(policy.action_space, networks.output(decision.actions)), strict=True)
+    inputs = zip(named[0], map(np.array, columns_of(policy.observation_space, shown)), strict=True)
+    outputs = zip(
+        named[1],
+        map(np.array, columns_of(policy.action_space, networks.output(decision.actions))),
+        strict=True,
+    )
     given = {".".join(("obs", *map(str, keys))): value for (keys, _), value in inputs}
     answered = {".".join(("action", *map(str, keys))): value for (keys, _), value in outputs}
     given |= {"noise": noise} if explore else {}

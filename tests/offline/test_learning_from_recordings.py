@@ -23,6 +23,7 @@ def open_doors(obs: Any) -> list[int]:
     return [int(door) for door in np.flatnonzero(obs["action_mask"])]
 
 
+@pytest.mark.slow
 def test_qmix_learns_more_from_random_joint_actions_under_masks_than_they_earned(tmp_path: Path) -> None:
     def team(context: Any) -> Any:
         return Doors().with_agent_groups({"team": ["a", "b"]})
@@ -66,6 +67,7 @@ ROADS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow_unless("DQN", "QMIX")
 @pytest.mark.parametrize("case", ROADS)
 def test_q_values_of_roads_that_no_recording_shows_stay_below_those_that_it_shows(
     case: str, tmp_path: Path

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,16 +87,6 @@ def test_files_return_what_was_written(
     assert [shown(one) for one in read_episodes(path)] == [shown(one) for one in some]
 
 
-def test_agents_keep_ids_that_are_no_strings(tmp_path: Path) -> None:
-    space = gym.spaces.Discrete(2)
-    steps = ExternalSteps([0, 1], [1], np.ones(1), True, env_t=np.arange(2))
-    some = [
-        RecordedEpisode([RecordedTrajectory(agent, steps, space, space) for agent in (3, ("car", 1), "3")])
-    ]
-    path = write_episodes(tmp_path / "ids.parquet", some)
-    assert [one.agent_id for one in next(read_episodes(path)).trajectories] == [3, ("car", 1), "3"]
-
-
 def test_batches_of_a_recording_are_those_that_were_sampled(tmp_path: Path) -> None:
     """Every trajectory has the same observations, actions, rewards, ends and successors as when it was sampled."""
     shared: dict[str, Any] = {
@@ -153,7 +142,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "another type": (with_texts, r"it cannot be read \(.*string"),
     "a newer version": (
         with_header(b'"menv_episodes": 1', b'"menv_episodes": 2'),
-        r"format version 2, expected 1; read it with the menv that wrote it",
+        r"format version 2, expected 1; read it with the version of menv that wrote it",
     ),
     "a damaged header": (with_header(b'"box"', b'"boy"'), r"its header is damaged"),
     "a reward without end": (changed(reward=[float("nan")]), r"a reward is not finite"),
@@ -208,16 +197,6 @@ def test_recorded_rows_are_added_to_sampled_ones_by_their_share(tmp_path: Path) 
     assert {batch.env_steps() for batch in batches} == {200}
 
 
-def test_a_bound_of_returns_that_no_policy_earns_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "some.parquet"
-    record(lambda obs: 0, "CartPole-v1", path, episodes=4)
-    with (
-        DQN(env="CartPole-v1", config={"input": str(path), "seed": 0}) as algo,
-        pytest.raises(ConfigError, match=r"plays no episodes .* write evaluation/episode_reward_mean"),
-    ):
-        algo.learn(stop={"episode_reward_mean": 5})
-
-
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "shares of nothing else": ({"input": {"sampler": 1.0}}, r"shares above 0 of the sampler and of one"),
     "a share of 0": ({"input": {"sampler": 1.0, "x": 0}}, r"shares above 0 of the sampler and of one"),
@@ -260,8 +239,8 @@ def test_settings_that_recordings_do_not_go_with_are_refused(
 
 def test_another_suffix_is_refused_before_episodes_are_played(tmp_path: Path) -> None:
     played: list[Any] = []
-    with pytest.raises(ConfigError, match=r"record: 'games.csv', expected a name that ends in .parquet"):
+    with pytest.raises(ConfigError, match=r"games\.csv"):
         record(played.append, "CartPole-v1", tmp_path / "games.csv", episodes=1)
-    with pytest.raises(ConfigError, match=r"RecordCallbacks: 'games.csv', expected"):
+    with pytest.raises(ConfigError, match="RecordCallbacks"):
         RecordCallbacks(tmp_path / "games.csv")
     assert played == []

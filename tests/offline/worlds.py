@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv import MultiAgentEnv
+from tests.worlds import Several
 
 SPACES = {
     "a": (gym.spaces.Box(-9, 9, (2,), np.float32), gym.spaces.Discrete(3, start=1)),
@@ -61,22 +62,18 @@ class Comings(MultiAgentEnv):
         return obs, rewards, {**terminateds, "__all__": over}, {**truncateds, "__all__": False}, {}
 
 
-class Doors(MultiAgentEnv):
+def seen_with(flags: int) -> Any:
+    """Return the space of a number and a mask."""
+    seen = gym.spaces.Box(0, 1, (1,), np.float32)
+    return gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(flags), "seen": seen})
+
+
+class Doors(Several):
     """Two agents choose one of three doors, of which one is shut; the last open one is worth 1 to each of them."""
 
-    def __init__(self, context: Any = None) -> None:
-        self.possible_agents = ["a", "b"]
-        mask = gym.spaces.MultiBinary(3)
-        self.observation_space = gym.spaces.Dict(
-            {"action_mask": mask, "seen": gym.spaces.Box(0, 1, (1,), np.float32)}
-        )
-        self.action_space = gym.spaces.Discrete(3)
+    observation_space, action_space, length = seen_with(3), gym.spaces.Discrete(3), 6
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        self.rng, self.steps = np.random.default_rng(seed), 0
-        return self._obs(), {}
-
-    def _obs(self) -> Any:
+    def observe(self) -> Any:
         self.masks = {agent: np.ones(3, np.int8) for agent in self.possible_agents}
         for mask in self.masks.values():
             mask[self.rng.integers(3)] = 0
@@ -84,34 +81,20 @@ class Doors(MultiAgentEnv):
             agent: {"action_mask": mask, "seen": np.ones(1, np.float32)} for agent, mask in self.masks.items()
         }
 
-    def step(self, action_dict: Any) -> Any:
-        assert all(self.masks[agent][action] for agent, action in action_dict.items()), "a shut door"
-        rewards = {
-            agent: float(action == np.flatnonzero(self.masks[agent])[-1])
-            for agent, action in action_dict.items()
+    def pay(self, actions: Any) -> Any:
+        assert all(self.masks[agent][action] for agent, action in actions.items()), "a shut door"
+        return {
+            agent: float(door == np.flatnonzero(self.masks[agent])[-1]) for agent, door in actions.items()
         }
-        self.steps += 1
-        return self._obs(), rewards, {"__all__": self.steps >= 6}, {"__all__": False}, {}
 
 
-class Tolls(MultiAgentEnv):
+class Tolls(Several):
     """Two agents choose one of four roads, once: the first costs 1, the second 2, the others 50."""
 
-    def __init__(self, context: Any = None) -> None:
-        self.possible_agents = ["a", "b"]
-        mask = gym.spaces.MultiBinary(4)
-        self.observation_space = gym.spaces.Dict(
-            {"action_mask": mask, "seen": gym.spaces.Box(0, 1, (1,), np.float32)}
-        )
-        self.action_space = gym.spaces.Discrete(4)
+    observation_space, action_space, length = seen_with(4), gym.spaces.Discrete(4), 1
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        return self._obs(), {}
+    def see(self, agent: Any) -> Any:
+        return {"action_mask": np.array([1, 1, 1, 0], np.int8), "seen": np.ones(1, np.float32)}
 
-    def _obs(self) -> Any:
-        one = {"action_mask": np.array([1, 1, 1, 0], np.int8), "seen": np.ones(1, np.float32)}
-        return dict.fromkeys(self.possible_agents, one)
-
-    def step(self, action_dict: Any) -> Any:
-        rewards = {agent: -float((1, 2, 50, 50)[action]) for agent, action in action_dict.items()}
-        return self._obs(), rewards, {"__all__": True}, {"__all__": False}, {}
+    def pay(self, actions: Any) -> Any:
+        return {agent: -float((1, 2, 50, 50)[road]) for agent, road in actions.items()}

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -21,13 +21,13 @@ import pytest
 
 from examples.connect_four import ConnectFour
 from menv.algorithms import PPO
-from menv.cli.main import main
 from menv.envs import TicTacToe
 from menv.errors import ConfigError
 from menv.playing import Game
 from menv.playing.browser import PlayServer
 from tests.browser import Browser
 from tests.house.sources import ROOT
+from tests.playing.hands import SECRET, Hands, OwnHands
 
 SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1, "seed": 1}
 CALM = "--force-prefers-reduced-motion"
@@ -65,10 +65,11 @@ class Corridor(gym.Env[Any, Any]):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Any, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    for env in (TicTacToe, ConnectFour, Corridor):
+    envs = (TicTacToe, ConnectFour, Corridor, Hands, OwnHands)
+    for env in envs:
         with PPO(config=SMALL, env=env) as algo:
             algo.save(folder / env.__name__)
-    return {env: folder / env.__name__ for env in (TicTacToe, ConnectFour, Corridor)}
+    return {env: folder / env.__name__ for env in envs}
 
 
 @contextmanager
@@ -144,18 +145,6 @@ def test_the_policy_begins_when_the_person_plays_the_second_player(
         assert page.text("#returns tr.turn td") == "player1 (you)"
 
 
-def test_discs_fall_into_the_column_that_is_clicked(runs: Mapping[Any, Path], page: Browser) -> None:
-    with served(runs, ConnectFour) as server:
-        page.open(server.url)
-        settled(page)
-        for height in range(2):
-            page.click(".slot:nth-child(3)")
-            settled(page)
-            assert page.evaluate("position.cells.filter((owner) => owner === 1).length") == height + 1
-        assert page.evaluate("position.cells[5 * 7 + 2]") == 1
-        assert page.evaluate("document.querySelectorAll('.disc').length") >= 4
-
-
 def test_other_environments_show_their_picture_and_a_button_per_action(
     runs: Mapping[Any, Path], page: Browser
 ) -> None:
@@ -172,6 +161,38 @@ def test_other_environments_show_their_picture_and_a_button_per_action(
         page.click(".action:nth-child(2)")
         page.wait_for("position.done")
         assert page.text("#status") == "Return 3.00"
+
+
+def test_the_page_asks_before_it_shows_what_other_players_hide(
+    runs: Mapping[Any, Path], page: Browser
+) -> None:
+    with served(runs, Hands, render_mode="ansi") as server:
+        page.open(server.url)
+        settled(page)
+        assert "no render_for" in page.text("#ask")
+        assert page.evaluate("$('text').hidden")
+        page.click("#reveal")
+        page.wait_for("!waiting && $('ask').hidden")
+        assert page.text("#text") == f"a has acorn, b has {SECRET}"
+    with served(runs, OwnHands, human="b", render_mode="ansi") as server:
+        page.open(server.url)
+        settled(page)
+        assert page.evaluate("$('ask').hidden")
+        page.wait_for("$('picture').naturalWidth === 10 && $('picture').naturalHeight === 6")
+
+
+def test_nothing_of_another_hand_reaches_the_page_before_the_end(runs: Mapping[Any, Path]) -> None:
+    for env in (Hands, OwnHands):
+        with served(runs, env, human="a", render_mode="ansi") as server:
+            told = [posted(server, {"do": "new", "seat": "a"})]
+            while not told[-1]["position"]["done"]:
+                at = told[-1]["position"]
+                does = {"do": "move", "action": 1} if at["agent"] == "a" else {"do": "advance"}
+                told.append(posted(server, {**does, "turn": at["turn"]}))
+        assert len(told) == 5
+        assert SECRET not in json.dumps(told[:-1])
+        assert [len(one["position"]["actions"]) for one in told] == [2, 0, 2, 0, 0]
+        assert SECRET in told[-1]["position"]["text"]
 
 
 def test_names_and_texts_of_environments_are_never_html(runs: Mapping[Any, Path], page: Browser) -> None:
@@ -196,16 +217,6 @@ def test_a_crash_of_the_environment_ends_the_game_and_the_next_one_can_begin(
         page.wait_for("$('error').textContent.includes('fell off the left end')")
         page.click("#new")
         page.wait_for("position.steps === 0 && mine() && !$('error').textContent")
-
-
-def test_the_page_fits_a_phone(runs: Mapping[Any, Path], page: Browser) -> None:
-    with served(runs, ConnectFour) as server:
-        page.resize(360, 740, phone=True)
-        page.open(server.url)
-        settled(page)
-        assert page.evaluate("document.documentElement.scrollWidth") == 360
-        assert page.evaluate("document.querySelector('.slot').getBoundingClientRect().width") >= 36
-        page.resize(1000, 760)
 
 
 def posted(server: PlayServer, message: Any, **headers: str) -> dict[str, Any]:
@@ -270,15 +281,7 @@ def test_a_port_that_is_taken_and_actions_that_are_not_discrete_are_refused(
         PlayServer(game, title="x", port=server.server_port)
     with PPO(config=SMALL, env="Pendulum-v1") as algo:
         algo.save(tmp_path / "pendulum")
-    with Game(tmp_path / "pendulum") as game, pytest.raises(ConfigError, match="Discrete actions"):
-        PlayServer(game, title="x")
-
-
-def test_boards_that_do_not_match_the_actions_are_refused(runs: Mapping[Any, Path]) -> None:
-    class Wrong(TicTacToe):
-        metadata: ClassVar[dict[str, Any]] = {**TicTacToe.metadata, "board": (3, 4)}
-
-    with Game(runs[TicTacToe], env=Wrong) as game, pytest.raises(ConfigError, match=r"metadata\['board'\]"):
+    with Game(tmp_path / "pendulum") as game, pytest.raises(ConfigError, match="Discrete"):
         PlayServer(game, title="x")
 
 
@@ -301,14 +304,6 @@ def test_the_command_serves_the_page_until_ctrl_c(runs: Mapping[Any, Path]) -> N
         assert taken.stderr.count("\n") == 1
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-
-
-@pytest.mark.parametrize("port", ["70000", "-1", "x"])
-def test_ports_are_checked(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["play", "run", "--browser", f"--port={port}"])
-    assert ended.value.code == 2
-    assert "--port: " in capsys.readouterr().err
 
 
 def test_the_example_serves_a_run_that_was_trained_before(runs: Mapping[Any, Path]) -> None:

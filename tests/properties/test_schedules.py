@@ -124,7 +124,7 @@ def test_the_same_holds_for_each_way_to_cut_fragments(
 @pytest.mark.parametrize("adapter", ["now", "later", "new id"])
 @given(script=scripts, length=st.integers(1, 10))
 @quick
-def test_the_same_holds_for_a_base_env_of_ones_own(adapter: str, script: Script, length: int) -> None:
+def test_the_same_holds_for_a_custom_base_env(adapter: str, script: Script, length: int) -> None:
     run = Run(script, "networks", length, adapter=adapter)
     assert [game.complaints for game in run.games] == [[], []]
     run.check_rewards()
@@ -146,24 +146,8 @@ def test_fragment_lengths_do_not_change_what_was_lived(script: Script, length: i
     assert compared
 
 
-@given(script=scripts)
-@quick
-def test_returns_of_finished_episodes_are_what_was_paid_in_them(script: Script) -> None:
-    run = Run(script, "own", 5, num_envs=1)
-    game, metrics = run.games[0], run.sampler.metrics
-    finished = run.env.episodes
-    assert finished == metrics.episodes_total
-    summary = metrics.summary()
-    returns, lengths = summary["hist_stats"]["episode_reward"], summary["hist_stats"]["episode_lengths"]
-    played = [script[number % len(script)] for number in range(finished)]
-    meant = [sum(sum(moment.pays.values()) for moment in episode) for episode in played]
-    assert returns == meant
-    assert lengths == [len(episode) - 1 for episode in played]
-    assert game.episode == finished
-
-
 @pytest.mark.parametrize("adapter", ["agents", "now"])
-def test_an_episode_in_which_nobody_acts_is_recorded_with_what_it_paid(adapter: str) -> None:
+def test_an_episode_without_actions_is_recorded_with_its_rewards(adapter: str) -> None:
     script = [
         [Moment("a"), Moment("a", {"a": UNITS["a"]}), Moment("a", over="terminated")],
         [Moment(), Moment("", {"b": UNITS["b"]}), Moment("", {"c": UNITS["c"]}, over="truncated")],
@@ -177,13 +161,6 @@ def test_an_episode_in_which_nobody_acts_is_recorded_with_what_it_paid(adapter: 
 
 @quick
 @given(scripts, st.sampled_from(FRAGMENTS))
-def test_every_life_has_a_memory_of_its_own_that_survives_the_cuts(script: Script, length: int) -> None:
+def test_every_trajectory_has_a_separate_memory_that_survives_cuts(script: Script, length: int) -> None:
     run = Run(script, "recurrent", length)
     check_memory(run.batches)
-
-
-@pytest.mark.parametrize("num_envs", [2, 30])
-def test_memories_are_seen_to_be_used(num_envs: int) -> None:
-    """The property above would hold for a ledger that never remembered anything."""
-    script: Script = [[Moment("ab"), *[Moment("abc")] * 6, Moment("ab", over="terminated")]]
-    assert check_memory(Run(script, "recurrent", 4, num_envs).batches) > 25 * num_envs

@@ -93,7 +93,7 @@ def common(one: dict[Any, list[Row]], other: dict[Any, list[Row]]) -> int:
 @pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS[1:])
 @pytest.mark.parametrize("length", [1, 3, 20])
-def test_the_short_way_round_gives_the_rows_of_the_long_one(kind: str, length: int) -> None:
+def test_the_fast_path_gives_the_rows_of_the_general_one(kind: str, length: int) -> None:
     salt = kind == "vector"
     short, long = (Run(kind, SOLO, length, short=way, salt=salt) for way in (True, False))
     one, other = short.lived(60 // length), long.lived(60 // length)

@@ -74,7 +74,7 @@ def episodes_of(batch: Any) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("explore", [True, False])
-def test_a_fragment_is_full_when_enough_steps_of_ended_episodes_are(explore: bool) -> None:
+def test_a_fragment_is_full_when_ended_episodes_have_enough_steps(explore: bool) -> None:
     env = clocks()
     with training(env, 3, explore=explore) as algo:
         first, second = algo.sample(), algo.sample()
@@ -196,7 +196,7 @@ def test_waiting_for_the_end_of_an_endless_episode_is_refused(
         {} if short else {"multiagent": {"policies": ["p", "q"], "policy_mapping_fn": lambda agent: "p"}}
     )
     # The short episodes alone would fill fragments for ever, and the rows of the long one all memory.
-    message = r'env 2 took 131 env steps without the end of an episode, .*use "truncate_episodes"'
+    message = r'env 2 made 131 env steps without the end of an episode, .*use "truncate_episodes"'
     with training(clocks([2, 3, 100_000]), 3, **more) as algo:
 
         def sample_on() -> None:
@@ -236,7 +236,7 @@ def test_training_learns_from_whole_episodes_alone(more: dict[str, Any], steps: 
         assert (part["terminateds"] | part["truncateds"])[part.segments.ends - 1].all()
 
 
-def test_what_was_broken_off_makes_no_later_episode_endless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_fragment_makes_no_later_episode_endless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragment_limit, "LONGEST", 20)
     env = clocks([2, 3, 40])
     with training(env, 3) as algo:

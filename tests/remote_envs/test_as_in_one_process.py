@@ -17,7 +17,6 @@ from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, Script, So
 
 SCRIPTS = {"gym": SOLO, "turns": TURNS, "together": TOGETHER, "irregular": IRREGULAR}
 every_script = pytest.mark.parametrize("name", SCRIPTS)
-both_sizes = pytest.mark.parametrize("per_process", [1, 2])
 
 
 class Crashing:
@@ -80,13 +79,10 @@ def play(base_env: BaseEnv, polls: int) -> list[dict[str, Any]]:
     return polled
 
 
-@pytest.mark.slow_unless("False-1-*", "True-2-*")
-@pytest.mark.each_value
 @every_script
-@both_sizes
 @pytest.mark.parametrize("crashes", [False, True])
-def test_every_poll_says_the_same(name: str, per_process: int, crashes: bool) -> None:
-    check_polls(name, per_process, crashes, "process")
+def test_every_poll_says_the_same(name: str, crashes: bool) -> None:
+    check_polls(name, crashes, "process")
 
 
 @pytest.mark.slow
@@ -95,10 +91,10 @@ def test_every_poll_says_the_same(name: str, per_process: int, crashes: bool) ->
     "name", [name if name == "irregular" else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]
 )
 def test_every_poll_says_the_same_on_ray(name: str) -> None:
-    check_polls(name, 2, True, "ray")
+    check_polls(name, True, "ray")
 
 
-def check_polls(name: str, per_process: int, crashes: bool, on: Any) -> None:
+def check_polls(name: str, crashes: bool, on: Any) -> None:
     script, solo = SCRIPTS[name], name == "gym"
     scripts: Sequence[Script] = [rotated(script, world) for world in range(3)]
 
@@ -107,7 +103,7 @@ def check_polls(name: str, per_process: int, crashes: bool, on: Any) -> None:
 
     here = maker()
     expected = play(to_base_env(here(0), here, 3, seed=3, first_index=5), 60)
-    found = play(remote(maker(), 3, per_process=per_process, on=on, seed=3, first_index=5), 60)
+    found = play(remote(maker(), 3, on=on, seed=3, first_index=5), 60)
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         assert one == other, f"poll {number}"
     assert sum(len(poll["episodes"]) for poll in found) > 10
@@ -116,8 +112,7 @@ def check_polls(name: str, per_process: int, crashes: bool, on: Any) -> None:
 
 @pytest.mark.slow
 @every_script
-@both_sizes
-def test_whoever_is_ready_plays_the_same_trajectories(name: str, per_process: int) -> None:
+def test_agents_that_are_ready_play_the_same_trajectories(name: str) -> None:
     """The order of the polls is a matter of luck; what each sub-environment does is not."""
     make = Make([rotated(SCRIPTS[name], world) for world in range(3)], name == "gym", salt=True)
 
@@ -132,10 +127,10 @@ def test_whoever_is_ready_plays_the_same_trajectories(name: str, per_process: in
         return {index: mine[:40] for index, mine in found.items()}
 
     expected = rows(to_base_env(make(0), make, 3, seed=3))
-    assert rows(remote(make, 3, wait=0, per_process=per_process, seed=3)) == expected
+    assert rows(remote(make, 3, wait=0, seed=3)) == expected
 
 
-def test_a_poll_waits_for_others_as_long_as_it_is_told() -> None:
+def test_a_poll_waits_for_more_rows_as_long_as_the_setting_says() -> None:
     make = Make([TOGETHER] * 4, False)
     for wait, rounds in ((LOCK_STEP, 30), (0, 30)):
         base_env = remote(make, 4, wait=wait)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import signal
 import threading
 import time
@@ -76,7 +74,7 @@ def test_a_run_resumes_alike_in_other_processes_and_in_one(tmp_path: Path) -> No
     assert len({*digests}) == 1
 
 
-def test_methods_of_an_environment_can_be_called_wherever_it_lives() -> None:
+def test_methods_of_an_environment_can_be_called_in_every_process() -> None:
     for far in ({}, FAR):
         with PPO(env=Counting, config={**SMALL, **far, "env_config": {"x": 1}}) as algo:
             envs = base_env(algo)
@@ -90,7 +88,7 @@ def test_methods_of_an_environment_can_be_called_wherever_it_lives() -> None:
                 envs.call(0, "fail")
             with pytest.raises(ConfigError, match="set_lvel"):
                 envs.call(1, "set_lvel", 3)
-            with pytest.raises(ConfigError, match=r"the method of env 1 is NoneType, expected the name"):
+            with pytest.raises(ConfigError, match="NoneType"):
                 envs.call(1, None)
             with pytest.raises(ConfigError, match="env id 9"):
                 envs.call(9, "place")
@@ -119,7 +117,7 @@ def test_callbacks_are_given_handles_of_environments() -> None:
 
 
 @pytest.mark.parametrize("wait", [0, 99_999_999])
-def test_a_killed_environment_costs_one_episode_and_no_iteration(wait: int, tmp_path: Path) -> None:
+def test_a_killed_environment_costs_one_episode_but_no_iteration(wait: int, tmp_path: Path) -> None:
     env_config = {"killed_in": 25, "marker": str(tmp_path / "killed")}
     config = {**SMALL, **FAR, "env_config": env_config, "remote_env_batch_wait_ms": wait}
     with PPO(env=Counting, config=config) as algo:
@@ -130,7 +128,7 @@ def test_a_killed_environment_costs_one_episode_and_no_iteration(wait: int, tmp_
         assert result["first_fault"].startswith("WorkerLostError: process of env 1 (pid ")
 
 
-def test_a_run_that_a_lost_process_has_ended_can_be_saved_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_a_lost_process_has_ended_can_be_saved_and_continues(tmp_path: Path) -> None:
     config = {
         **SMALL, **FAR, "env_config": {"killed_in": 25, "marker": str(tmp_path / "killed")}, "env_timeout": 30.0,
         "restart_failed_sub_environments": False,
@@ -145,23 +143,6 @@ def test_a_run_that_a_lost_process_has_ended_can_be_saved_and_goes_on(tmp_path: 
     assert after["num_env_steps_sampled"] > done["num_env_steps_sampled"]
     with PPO.from_checkpoint(tmp_path, {"env": Counting}) as again:
         assert again.counts() == done
-
-
-def test_callbacks_may_call_methods_of_all_environments_when_one_is_made_anew(tmp_path: Path) -> None:
-    levels = []
-
-    class Levels(DefaultCallbacks):
-        def on_sub_environment_created(self, *, worker: Any, env_index: int, **kwargs: Any) -> None:
-            for index in range(3):
-                worker.base_env.call(index, "set_level", 5)
-            levels.append(env_index)
-
-    env_config = {"killed_in": 25, "marker": str(tmp_path / "killed")}
-    with PPO(env=Counting, config={**SMALL, **FAR, "env_config": env_config, "callbacks": Levels}) as algo:
-        with pytest.warns(EnvFaultWarning, match="SIGKILL"):
-            trained(algo, 2)
-        assert levels == [0, 1, 2, 1]
-        assert base_env(algo).call(1, "set_level", 1, 1) == (2, 1)
 
 
 def test_evaluations_take_the_same_settings() -> None:
@@ -182,58 +163,7 @@ def test_evaluations_take_the_same_settings() -> None:
     assert len(pids) == 6
 
 
-def test_what_a_process_said_last_is_in_its_fault(tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-
-    class Interrupted(Counting):
-        def step(self, action: Any) -> Any:
-            if (
-                self.context.remote
-                and self.context.vector_index == 1
-                and self.steps == 7
-                and not marker.exists()
-            ):
-                marker.touch()
-                raise KeyboardInterrupt("of the simulator")
-            return super().step(action)
-
-    with PPO(env=Interrupted, config={**SMALL, **FAR}) as algo:
-        with pytest.warns(
-            EnvFaultWarning, match="the last line of its stderr: KeyboardInterrupt: of the simulator"
-        ):
-            algo.sample()
-        assert "KeyboardInterrupt: of the simulator in step of env 1" in algo.train()["first_fault"]
-
-
-@pytest.mark.parametrize(("level", "told"), [("INFO", {"info", "warning"}), ("ERROR", set())])
-def test_the_log_level_is_that_of_environments_elsewhere(
-    level: str, told: set[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Logging(Counting):
-        def reset(self, **kwargs: Any) -> Any:
-            if self.context.remote:
-                logging.getLogger("simulator").info("told as info")
-                logging.getLogger("simulator").warning("told as warning")
-            return super().reset(**kwargs)
-
-    with PPO(env=Logging, config={**SMALL, **FAR, "log_level": level}) as algo:
-        algo.sample()
-    assert set(re.findall("told as (.*)", capsys.readouterr().err)) == told
-
-
-def test_the_environment_that_tells_the_spaces_is_closed() -> None:
-    closed = []
-
-    class Closing(Counting):
-        def close(self) -> None:
-            closed.append(os.getpid())
-
-    with PPO(env=Closing, config={**SMALL, **FAR}) as algo:
-        assert closed == [os.getpid()]
-        trained(algo, 1)
-
-
-def test_an_environment_that_cannot_be_created_there_is_an_error_with_its_traceback() -> None:
+def test_an_environment_that_a_worker_cannot_create_is_an_error_with_its_traceback() -> None:
     class OnlyHere(Counting):
         def __init__(self, context: Any) -> None:
             if context.remote:
@@ -289,14 +219,11 @@ SCRIPTS = {"gym": SOLO, "turns": TURNS, "together": TOGETHER, "irregular": IRREG
 every_script = pytest.mark.parametrize("name", SCRIPTS)
 
 
-@pytest.mark.slow_unless("1-gym", "2-irregular")
+@pytest.mark.slow_unless("gym", "irregular")
 @every_script
-@pytest.mark.parametrize("per_process", [1, 2])
-def test_what_a_step_under_way_pays_is_not_lost_by_a_reset(
-    name: str, per_process: int, tmp_path: Path
-) -> None:
+def test_rewards_of_a_running_step_are_not_lost_by_a_reset(name: str, tmp_path: Path) -> None:
     fate = Fate(tmp_path, SCRIPTS[name], name == "gym")
-    base_env = remote(fate, 2, per_process=per_process, seed=1)
+    base_env = remote(fate, 2, seed=1)
     watch = Watch()
     for number in range(60):
         ready = base_env.poll()
@@ -314,31 +241,7 @@ def test_what_a_step_under_way_pays_is_not_lost_by_a_reset(
     assert watch.episodes > 20
 
 
-@pytest.mark.parametrize("solo", [True, False])
-def test_rows_that_a_reset_returned_and_that_were_answered_do_not_come_again(solo: bool) -> None:
-    base_env = remote(Make([[SOLO[0] if solo else TOGETHER[0]]] * 2, solo), 2)
-    base_env.send_actions(nested(base_env.poll()))
-    obs, _ = base_env.try_reset(0)
-    base_env.send_actions({0: dict.fromkeys(obs[0], 1)})
-    steps: dict[int, set[int]] = {0: set(), 1: set()}
-    ready = base_env.poll()
-    for one in ready.obs:
-        steps[seen(one).world].add(seen(one).step)
-    assert steps == {0: {1}, 1: {1}}
-
-
-def test_while_the_same_agents_wait_in_all_processes_the_slots_are_the_same_array() -> None:
-    base_env = remote(Make([TOGETHER] * 3, False), 3, wait=LOCK_STEP)
-    arrays = []
-    for _ in range(4):
-        ready = base_env.poll()
-        arrays.append(ready.slots)
-        base_env.send_actions(ready.slots, [1] * len(ready.slots))
-    assert len(arrays[0]) == 6
-    assert all(array is arrays[0] for array in arrays)
-
-
-def test_a_call_waits_for_the_step_under_way_and_takes_nothing_from_it() -> None:
+def test_a_call_waits_for_the_running_step_and_does_not_change_it() -> None:
     base_env = remote(Make([TOGETHER] * 2, False), 2, wait=LOCK_STEP)
     ready = base_env.poll()
     steps: list[Any] = ready.env_steps.tolist()
@@ -351,8 +254,8 @@ def test_a_call_waits_for_the_step_under_way_and_takes_nothing_from_it() -> None
     assert {seen(obs).step for obs in ready.obs} == {1}
 
 
-def test_partial_answers_of_sub_environments_that_share_a_process_step_these_alone() -> None:
-    base_env = remote(Make([TOGETHER] * 3, False), 3, per_process=3, wait=0)
+def test_partial_answers_step_these_sub_environments_alone() -> None:
+    base_env = remote(Make([TOGETHER] * 3, False), 3, wait=0)
     ready = base_env.poll()
     base_env.send_actions(nested(ready, [1]))
     ready = base_env.poll()
@@ -383,14 +286,14 @@ def returning() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_what_cannot_be_sent_to_an_environment_leaves_nothing_to_wait_for() -> None:
+def test_a_call_that_cannot_be_sent_is_not_waited_for() -> None:
     def make(index: int) -> Counting:
         return Counting(EnvContext({}, vector_index=index))
 
     env = to_base_env(make(0), make, num_envs=2, remote_envs=True, engine="process")
     try:
         env.poll()
-        with pytest.raises(ConfigError, match=r"call: args.* is a lock"):
+        with pytest.raises(ConfigError, match="args"):
             env.call(0, "set_level", threading.Lock())
         with returning():
             assert env.call(0, "set_level", 3) == (3, 0)
@@ -407,24 +310,12 @@ def counting(num_envs: int, length: int) -> PPO:
     return PPO(config=config)
 
 
-def test_a_run_goes_on_wherever_a_fragment_was_interrupted() -> None:
+def test_a_run_continues_wherever_a_fragment_was_interrupted() -> None:
     with counting(num_envs=2, length=3) as algo:
         algo.sample()
         at = 0
         while raised_at(at, algo.sample):
             with returning():
                 assert algo.sample().env_steps() == 6
-            at += EVERY
-        assert at > 10 * EVERY
-
-
-def test_methods_of_environments_can_be_called_wherever_a_fragment_was_interrupted() -> None:
-    with counting(num_envs=1, length=2) as algo:
-        algo.sample()
-        at = 0
-        while raised_at(at, algo.sample):
-            with returning():
-                assert algo.call_envs("set_level", at) == [(at, 0)]
-                assert algo.sample().env_steps() == 2
             at += EVERY
         assert at > 10 * EVERY

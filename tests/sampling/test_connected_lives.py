@@ -71,7 +71,7 @@ def test_one_agent_is_forgotten_by_hand() -> None:
         assert ask("one", 1.0) == first != ask("other", 1.0)
 
 
-def test_who_looks_at_answers_is_shown_the_networks_row_by_hand_as_in_training() -> None:
+def test_connectors_see_the_same_network_rows_in_local_inference_as_in_training() -> None:
     seen: list[Any] = []
 
     class Looks(AgentConnector):
@@ -110,7 +110,7 @@ class Pays(Returns):
         return dict.fromkeys(actions, 1.0)
 
 
-def test_a_reward_is_changed_also_where_a_life_ends_without_a_last_observation() -> None:
+def test_a_reward_is_changed_even_if_a_trajectory_ends_without_a_last_observation() -> None:
     config = {"seed": 0, "rollout_fragment_length": 24, "train_batch_size": 24}
     with PPO(env=Pays, config=config) as algo:
         policy: Any = algo.get_policy()

@@ -94,7 +94,7 @@ def play(value: Any, kind: Any, space: Any, **config: Any) -> tuple[Any, Any]:
 def test_an_action_outside_the_space_is_an_error_that_names_the_policy(
     kind: str, space: Any, value: Any
 ) -> None:
-    with pytest.raises(ContractError, match="policy 'default_policy': action"):
+    with pytest.raises(ContractError, match="'default_policy'"):
         play(value, KINDS[kind], space)
 
 

@@ -62,16 +62,7 @@ def test_each_sub_environment_picks_its_task_by_its_place() -> None:
     assert set(returns) == {0.0, 5.0, 10.0, 15.0}
 
 
-def test_a_restarted_sub_environment_has_its_task_again() -> None:
-    with PPO(env=Counting, config={"num_envs_per_worker": 3}) as algo:
-        first = base_env(algo).get_sub_environments()
-        base_env(algo).try_restart(2)
-        again = base_env(algo).get_sub_environments()
-    assert again[2] is not first[2]
-    assert again[2].task == 2
-
-
-def test_settings_are_the_same_for_all_and_nobody_shares_them() -> None:
+def test_settings_are_equal_for_all_and_shared_by_none() -> None:
     config = {"num_envs_per_worker": 2, "env_config": {"nested": [1]}}
     with PPO(env=Counting, config=config) as algo:
         first, second = (env.config for env in base_env(algo).get_sub_environments())

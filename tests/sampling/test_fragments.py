@@ -25,7 +25,7 @@ from menv.sampling.custom_policies import CustomPolicyStrategy
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
-from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SixDicts, SoloGym, seen
+from tests.contract.scripted import SOLO, SoloGym
 from tests.inside import base_env
 from tests.sampling.reference_envs import RoundRobin, Together
 from tests.worlds import Alone
@@ -115,16 +115,8 @@ def test_each_row_has_the_info_of_its_own_agent_and_step() -> None:
             assert told == list(zip(part["agent_index"].tolist(), (part["t"] + 1).tolist(), strict=True))
 
 
-def test_rows_of_a_gymnasium_environment_have_the_info_of_their_step() -> None:
-    env = SoloGym(SOLO)
-    loop = sampler(env, lambda world: SoloGym(SOLO, world), 3, 4)
-    for _ in range(3):
-        part = loop.sample()["p0"]
-        assert [info["at"] for info in part["infos"]] == [seen(obs).step for obs in part["new_obs"]]
-
-
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
-def test_rows_have_the_same_infos_where_each_sub_environment_has_a_dict_of_its_own(
+def test_rows_have_the_same_infos_if_each_sub_environment_has_a_separate_dict(
     mode: AutoresetMode,
 ) -> None:
     told = []
@@ -208,16 +200,6 @@ def test_sub_environments_of_different_speed_get_equal_shares() -> None:
     batch = loop.sample()
     assert batch.env_steps() == 40
     assert np.bincount(batch["p0"]["env_id"]).tolist() == [10] * 4
-
-
-def test_a_base_env_that_goes_on_under_new_env_ids_fills_its_fragments() -> None:
-    game = ScriptedEnv(TOGETHER)
-    env = SixDicts([game], "new id")
-    spaces = (env.observation_space, env.action_space)
-    group = policy_group(["p0"], *spaces)
-    loop = Sampler(to_base_env(env), PolicyMap(["p0"]), [group], FragmentLimit(7))
-    for _ in range(3):
-        assert loop.sample().env_steps() >= 7
 
 
 @pytest.mark.parametrize(

@@ -10,31 +10,27 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import MultiAgentEnv, VectorEnv, to_base_env
+from menv import MultiAgentEnv, VectorEnv
 from menv.algorithms import PPO
+from tests.worlds import Alone
 
 
-class Lucky(gym.Env[Any, Any]):
+class Lucky(Alone):
     """Shows what the generators of the process give when it is made, at each reset and at each step."""
 
     observation_space = gym.spaces.Box(0.0, 1.0, (3,))
-    action_space = gym.spaces.Discrete(2)
 
     def __init__(self, context: Any = None) -> None:
+        super().__init__(context)
         self.made = random.random()
-        self.crash = (context or {}).get("crash", False)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.now = 0
-        return self.seen(), {}
-
-    def step(self, action: Any) -> Any:
-        self.now += 1
-        if self.crash and random.random() < 0.05:
+    def pay(self, action: Any) -> float:
+        if "crash" in self.config and random.random() < 0.05:
             raise RuntimeError("out of luck")
-        return self.seen(), 1.0, np.random.random() < 0.2, False, {}
+        self.length = self.at if np.random.random() < 0.2 else 0
+        return 1.0
 
-    def seen(self) -> Any:
+    def see(self) -> Any:
         return np.array([self.made, random.random(), np.random.random()], np.float32)
 
 
@@ -93,14 +89,6 @@ def test_environments_that_draw_from_the_process_repeat(env: Any, more: dict[str
     assert len(np.unique(first[0][:, 0])) >= (1 if env is vectorised else 3)
 
 
-def test_one_that_crashes_and_is_made_again_repeats_too() -> None:
-    runs = []
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="out of luck"):
-            runs.append(played(Lucky, 3, env_config={"crash": True}))
-    assert same(*runs)
-
-
 def test_without_a_seed_the_generators_of_the_process_are_left_alone() -> None:
     random.seed(1)
     np.random.seed(1)
@@ -140,16 +128,3 @@ def test_a_resumed_run_does_not_draw_the_first_numbers_again(tmp_path: Path) -> 
             resumed.append(again.sample()["default_policy"]["obs"])
     np.testing.assert_array_equal(resumed[0], resumed[1])
     assert not np.isin(first[:, 1], resumed[0][:, 1]).any()
-
-
-@pytest.mark.usefixtures("sent_whole")
-def test_remote_environments_without_an_algorithm_are_seeded_by_their_own_seed() -> None:
-    def first_rows(seed: int) -> Any:
-        envs = to_base_env(Lucky(), lambda index: Lucky(), 2, remote_envs=True, seed=seed, engine="process")
-        try:
-            return np.stack(list(envs.poll().obs))
-        finally:
-            envs.stop()
-
-    np.testing.assert_array_equal(first_rows(5), first_rows(5))
-    assert len(np.unique(np.concatenate((first_rows(5), first_rows(6))))) == 12

@@ -11,13 +11,10 @@ import pytest
 
 from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy, register_env
 from menv.algorithms import PPO
-from menv.base_env import ALL
-from menv.errors import ContractError
-from menv.multi_agent_env import AgentDict
 from menv.policy import Policy
 from tests.contract.scripted import Moment, ScriptedEnv, SixDicts
 from tests.sampling.reference_envs import Together
-from tests.worlds import Alone, Several
+from tests.worlds import Several
 
 RETURNS = [
     [
@@ -161,7 +158,7 @@ def test_matchmaking_by_episode_gives_both_sides_to_both_policies() -> None:
         assert set(part["agent_index"].tolist()) == {0, 1}
 
 
-def test_lots_drawn_in_the_mapping_are_repeated_under_a_seed() -> None:
+def test_random_draws_in_the_mapping_repeat_under_a_seed() -> None:
     def mapping(agent_id: int, episode: Episode) -> str:
         return "p" if episode.rng.random() < 0.5 else "q"
 
@@ -180,7 +177,7 @@ class Steadfast(Policy):
         return [self.config["answer"]] * len(obs_batch), [], {}
 
 
-def test_policies_of_ones_own_play_beside_networks_and_never_learn() -> None:
+def test_custom_policies_play_next_to_networks_and_never_learn() -> None:
     policies = {
         "net": PolicySpec(),
         "one": PolicySpec(Steadfast, config={"answer": 1}),
@@ -216,20 +213,16 @@ def test_a_policy_may_answer_with_any_space() -> None:
     acted: list[Any] = []
 
     class Rich(Together):
-        def __init__(self) -> None:
-            super().__init__(2, 5)
-            self.action_space = space
-            self.observation_space = gym.spaces.Text(8)
+        observation_space, action_space = gym.spaces.Text(8), space
 
-        def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-            return dict.fromkeys(super().reset()[0], "hello"), {}
+        def see(self, agent: Any) -> Any:
+            return "hello"
 
-        def step(self, action_dict: AgentDict) -> Any:
-            acted.extend(action_dict.values())
-            obs, *rest = super().step(action_dict)
-            return dict.fromkeys(obs, "hello"), *rest
+        def pay(self, actions: Any) -> Any:
+            acted.extend(actions.values())
+            return super().pay(actions)
 
-    with build(lambda context: Rich(), None, {"p": RandomPolicy}) as algorithm:
+    with build(lambda context: Rich(2, 5), None, {"p": RandomPolicy}) as algorithm:
         batch = algorithm.sample()
     assert len(acted) == 20
     assert all(space.contains(action) for action in acted)
@@ -239,26 +232,20 @@ def test_a_policy_may_answer_with_any_space() -> None:
 
 def test_agents_with_different_spaces_have_policies_of_different_shape() -> None:
     class Uneven(Together):
-        def __init__(self) -> None:
-            super().__init__(2, 5)
-            self.observation_spaces = {
-                0: gym.spaces.Discrete(2),
-                1: gym.spaces.Box(-1.0, 1.0, (3,), np.float32),
-            }
-            self.action_spaces = {0: gym.spaces.Discrete(3), 1: gym.spaces.Box(-2.0, 2.0, (2,), np.float32)}
+        observation_spaces: Any = gym.spaces.Dict(
+            {0: gym.spaces.Discrete(2), 1: gym.spaces.Box(-1.0, 1.0, (3,), np.float32)}  # type: ignore[dict-item]
+        )
+        action_spaces: Any = gym.spaces.Dict({0: gym.spaces.Discrete(3), 1: gym.spaces.Box(-2.0, 2.0, (2,))})  # type: ignore[dict-item]
 
-        def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-            super().reset()
-            return {0: 0, 1: np.zeros(3, np.float32)}, {}
+        def see(self, agent: Any) -> Any:
+            return np.zeros(3, np.float32) if agent else 0
 
-        def step(self, action_dict: AgentDict) -> Any:
-            assert self.action_spaces is not None
-            assert all(self.action_spaces[agent].contains(action) for agent, action in action_dict.items())
-            _, *rest = super().step(action_dict)
-            return {0: 0, 1: np.zeros(3, np.float32)}, *rest
+        def pay(self, actions: Any) -> Any:
+            assert all(self.action_spaces[agent].contains(action) for agent, action in actions.items())
+            return super().pay(actions)
 
     with build(
-        lambda context: Uneven(), lambda agent: "pq"[agent], train_batch_size=10, num_sgd_iter=1
+        lambda context: Uneven(2, 5), lambda agent: "pq"[agent], train_batch_size=10, num_sgd_iter=1
     ) as algorithm:
         batch = algorithm.sample()
         assert batch["p"]["obs"].shape == (10, 2)
@@ -284,58 +271,12 @@ def test_a_policy_no_agent_maps_to_gets_the_shared_spaces() -> None:
         assert algorithm.get_policy("q").observation_space == gym.spaces.Discrete(2)
 
 
-def test_one_policy_is_the_default_policy_and_is_listed() -> None:
-    with PPO(
-        env=lambda context: Alone(length=3), config={"train_batch_size": 12, "num_sgd_iter": 1}
-    ) as algorithm:
-        result = algorithm.train()
-    assert result["policy_reward_mean"] == {"default_policy": 3.0}
-    assert set(result["info"]["learner"]) == {"default_policy"}
-
-
-def test_a_base_env_of_ones_own_is_trained_through_the_registry() -> None:
+def test_a_custom_base_env_is_trained_through_the_registry() -> None:
     register_env("own_six_dicts", lambda context: SixDicts([ScriptedEnv(RETURNS, 0, "ab")], "now"))
     with build(
         "own_six_dicts", lambda agent: "p" if agent == "a" else "q", train_batch_size=20, num_sgd_iter=1
     ) as algorithm:
         assert set(algorithm.train()["info"]["learner"]) == {"p", "q"}
-
-
-def test_an_agent_that_was_not_listed_is_mapped_when_it_appears() -> None:
-    class Grows(Together):
-        def step(self, action_dict: AgentDict) -> Any:
-            self.at += 1
-            agents = [*self.possible_agents, 7]
-            return (
-                dict.fromkeys(agents, 0),
-                dict.fromkeys(agents, 1.0),
-                {ALL: self.at % 5 == 0},
-                {ALL: False},
-                {},
-            )
-
-    with build(lambda context: Grows(1), lambda agent: "q" if agent == 7 else "p") as algorithm:
-        batch = algorithm.sample()
-    assert {name: part.count for name, part in batch.policy_batches.items()} == {"p": 10, "q": 8}
-    with (
-        build(lambda context: Grows(1), lambda agent: "x" if agent == 7 else "p") as algorithm,
-        pytest.raises(ContractError, match="returned 'x' for agent 7"),
-    ):
-        algorithm.sample()
-
-
-def test_an_environment_may_answer_for_its_agents_spaces_by_a_method_alone() -> None:
-    class Answers(Together):
-        def __init__(self, context: Any) -> None:
-            super().__init__()
-            self.observation_space = self.action_space = None
-
-        def get_observation_space(self, agent_id: Any) -> Any:
-            return gym.spaces.Discrete(2)
-
-        get_action_space = get_observation_space
-
-    assert PPO(env=Answers, config={"train_batch_size": 8}).train()["num_env_steps_sampled"] == 8
 
 
 class NamedOnly(Together):

@@ -105,9 +105,9 @@ def test_what_a_connector_returns_is_the_same_row_in_training_and_by_hand(
 
 def test_bytes_that_a_connector_makes_fractions_of_are_refused_instead_of_cut_off() -> None:
     algo = algorithm(PIXELS, "Scaled")
-    with pytest.raises(ContractError, match=r"after the agent connectors, expected whole numbers from 0 to"):
+    with pytest.raises(ContractError, match="connectors"):
         algo.sample()
     odd = np.full(PIXELS.shape, 3, np.uint8)
     for ask in (algo.get_policy().act, lambda obs: local_policy_inference(algo.get_policy(), 0, 0, obs)):
-        with pytest.raises(ContractError, match=r"obs: 1\.5 after the agent connectors"):
+        with pytest.raises(ContractError, match=r"1\.5"):
             ask(odd)

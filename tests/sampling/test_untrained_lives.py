@@ -64,9 +64,9 @@ def test_central_critics_and_hooks_see_them_as_they_see_others() -> None:
     }  # fmt: skip
     with PPO(env=Quiet, config=config) as algo:
         batch = algo.sample().policy_batches["default_policy"]
-    # In odd episodes bob is learned from, in even ones he is not; ann sees him act in all of them.
+    # In odd episodes bob is learned from, in even ones he is not; ann sees him in all of them.
     ann = batch["critic_obs"][batch["agent_index"] == 0]
-    assert ann.shape == (20, 9)
-    np.testing.assert_array_equal(ann[:, 4], 1.0)
+    assert ann.shape == (20, 5)
+    np.testing.assert_array_equal(ann[:, 2], 1.0)
     np.testing.assert_array_equal(ann[:, 1], ann[:, 0])
     assert Watching.beside == {"ann", "bob", "cyd"}

@@ -12,9 +12,11 @@ import gymnasium as gym
 import msgspec
 import numpy as np
 
+from menv.serving.action_requests import read_info
 from menv.serving.episodes import read_episode
 from menv.serving.protocol import (
     EndEpisode,
+    EpisodeMessage,
     Episodes,
     ErrorCode,
     GetAction,
@@ -48,17 +50,19 @@ def several_agents(agent_id: str | None) -> tuple[Any, Any] | None:
 
 def take(body: bytes) -> Request:
     """Decode a body and check all that it holds, as for an environment of one agent or, in vain, of several."""
-    request, dialect = decode(body)
+    request = decode(body)
+    if isinstance(request, EpisodeMessage):
+        read_info(request.info)
     if isinstance(request, Episodes):
         for at, raw in enumerate(request.episodes):
             several = b"agents" in bytes(raw)
-            read_episode(raw, several_agents if several else one_agent, dialect, f"EPISODES.episodes[{at}]")
+            read_episode(raw, several_agents if several else one_agent, f"EPISODES.episodes[{at}]")
     elif isinstance(request, GetAction | LogAction | EndEpisode):
-        observation(request.observation, OBS, dialect, final=isinstance(request, EndEpisode))
+        observation(request.observation, OBS, final=isinstance(request, EndEpisode))
         if isinstance(request, LogAction):
-            action(request.action, ACTIONS, dialect)
+            action(request.action, ACTIONS)
     elif isinstance(request, LogReturns):
-        reward(request.reward, dialect)
+        reward(request.reward)
     return request
 
 
@@ -110,19 +114,19 @@ WELL_MADE: list[dict[str, Any]] = [
 
 
 def bodies() -> list[bytes]:
-    """Return every well-made message in JSON with spaces, in compact JSON and in msgpack, arrays packed too."""
+    """Return every well-made message with spaces and without, arrays packed too."""
     found = []
     for message in WELL_MADE:
-        found += [json.dumps(message).encode(), msgspec.json.encode(message), msgspec.msgpack.encode(message)]
+        found += [json.dumps(message).encode(), msgspec.json.encode(message)]
     columns = {
         "obs": np.zeros((3, 4), np.float32), "actions": np.array([0, 1]), "rewards": np.ones(2),
-        "action_logp": np.zeros((2, 1)), "action_dist_inputs": np.zeros((2, 2), np.float32),
+        "action_logp": np.zeros(2), "action_dist_inputs": np.zeros((2, 2), np.float32),
     }  # fmt: skip
     packed = {
         name: {"dtype": array.dtype.str, "shape": array.shape, "data": array.tobytes()}
         for name, array in columns.items()
     }
-    return [*found, msgspec.msgpack.encode({"type": "EPISODES", "episodes": [{**EPISODE, **packed}]})]
+    return [*found, msgspec.json.encode({"type": "EPISODES", "episodes": [{**EPISODE, **packed}]})]
 
 
 def get_action(observation: str) -> bytes:
@@ -138,9 +142,9 @@ def episode(**changes: Any) -> bytes:
     return json.dumps({"type": "EPISODES", "episodes": [fields]}).encode()
 
 
-def msgpacked(**changes: Any) -> bytes:
-    """Return the same in msgpack."""
-    return msgspec.msgpack.encode({"type": "EPISODES", "episodes": [{**EPISODE, **changes}]})
+def encoded(**changes: Any) -> bytes:
+    """Return the same, with bytes in base64."""
+    return msgspec.json.encode({"type": "EPISODES", "episodes": [{**EPISODE, **changes}]})
 
 
 def a_pack(dtype: str = "<f4", shape: Any = (3, 4), data: Any = bytes(48)) -> dict[str, Any]:
@@ -150,43 +154,23 @@ def a_pack(dtype: str = "<f4", shape: Any = (3, 4), data: Any = bytes(48)) -> di
 MALFORMED: dict[str, tuple[bytes, ErrorCode]] = {
     "nothing": (b"", ErrorCode.MALFORMED),
     "spaces": (b"   \n", ErrorCode.MALFORMED),
-    "a list": (b"[]", ErrorCode.MALFORMED),
-    "a text": (b'"PING"', ErrorCode.MALFORMED),
+    "a list": (b"[]", ErrorCode.WRONG_TYPE),
+    "a text": (b'"PING"', ErrorCode.WRONG_TYPE),
     "a pickle": (b"\x80\x04\x95\x0b\x00", ErrorCode.MALFORMED),
     "half a byte order mark": (b'\xef\xbb{"type": "PING"}', ErrorCode.MALFORMED),
     "half an object": (b'{"type": "PI', ErrorCode.MALFORMED),
     "two objects": (b'{"type": "PING"}{"type": "PING"}', ErrorCode.MALFORMED),
     "single quotes": (b"{'type': 'PING'}", ErrorCode.MALFORMED),
     "a trailing comma": (b'{"type": "PING",}', ErrorCode.MALFORMED),
-    "half a map": (b"\x82\xa4type\xa4PING", ErrorCode.MALFORMED),
-    "a map of four billion": (b"\xdf\xff\xff\xff\xff\xa4type\xa4PING", ErrorCode.MALFORMED),
-    "a map with a number for a key": (b"\x82\xa4type\xa4PING\x01\x02", ErrorCode.WRONG_TYPE),
     "no type": (b'{"typ": "PING"}', ErrorCode.MALFORMED),
     "a number for the type": (b'{"type": 1}', ErrorCode.WRONG_TYPE),
-    "null for the type": (b'{"type": null}', ErrorCode.WRONG_TYPE),
-    "bytes for the type": (b"\x81\xa4type\xc4\x04PING", ErrorCode.WRONG_TYPE),
+    "null for the type": (b'{"type": null}', ErrorCode.MALFORMED),
     "an unknown type": (b'{"type": "PINGPONG"}', ErrorCode.UNKNOWN_TYPE),
     "a type a megabyte long": (b'{"type": "%b"}' % (b"x" * 1_000_000), ErrorCode.UNKNOWN_TYPE),
     "an old name": (b'{"type": "GET_WEIGHTS"}', ErrorCode.UNKNOWN_TYPE),
     "an answer": (b'{"type": "SET_STATE", "weights_seq_no": 1}', ErrorCode.UNKNOWN_TYPE),
-    "the type twice": (b'{"type": "PING", "type": "GET_CONFIG"}', ErrorCode.MALFORMED),
-    "the type twice, once escaped": (b'{"type": "PING", "t\\u0079pe": "GET_CONFIG"}', ErrorCode.MALFORMED),
-    "the type twice in msgpack": (b"\x82\xa4type\xa4PING\xa4type\xa4PING", ErrorCode.MALFORMED),
-    "an unknown key twice": (b'{"type": "PING", "x": 1, "x": 2}', ErrorCode.MALFORMED),
-    "a column twice": (episode().replace(b'"obs"', b'"actions": [1, 1], "obs"'), ErrorCode.MALFORMED),
-    "a column twice in msgpack": (
-        msgpacked().replace(b"\x85\xa3obs", b"\x86\xa7rewards\x92\x01\x01\xa3obs"), ErrorCode.MALFORMED
-    ),
-    "an agent paid twice": (
-        b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": {"a": 1, "a": 1}}', ErrorCode.MALFORMED
-    ),
-    "an agent done twice": (
-        b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1, "done": {"a": true, "a": false}}',
-        ErrorCode.MALFORMED,
-    ),
     "deep lists": (b'{"type": "PING", "x": %b}' % (b"[" * 100_000), ErrorCode.TOO_LARGE),
     "deep objects": (b'{"type": "PING", "x": %b' % (b'{"x":' * 100_000), ErrorCode.TOO_LARGE),
-    "deep maps": (b"\x82\xa4type\xa4PING\xa1x" + b"\x81\xa1x" * 100_000, ErrorCode.TOO_LARGE),
     "a deep observation": (get_action("[" * 100_000 + "]" * 100_000), ErrorCode.TOO_LARGE),
     "a deep info": (
         b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1, "info": {"x": %b}}' % (b"[" * 33 + b"]" * 33),
@@ -208,7 +192,7 @@ MALFORMED: dict[str, tuple[bytes, ErrorCode]] = {
     "an unknown form": (b'{"type": "GET_STATE", "form": "pickle"}', ErrorCode.OUT_OF_RANGE),
     "no observation": (b'{"type": "GET_ACTION", "episode_id": "e"}', ErrorCode.MALFORMED),
     "null for an observation": (get_action("null"), ErrorCode.WRONG_TYPE),
-    "an object for an observation": (get_action('{"0": 1}'), ErrorCode.WRONG_TYPE),
+    "an object for an observation": (get_action('{"0": 1}'), ErrorCode.MALFORMED),
     "too few numbers": (get_action("[1, 2, 3]"), ErrorCode.WRONG_LENGTH),
     "too many numbers": (get_action("[1, 2, 3, 4, 5]"), ErrorCode.WRONG_LENGTH),
     "a number out of bounds": (get_action("[1, 2, 3, 40]"), ErrorCode.OUT_OF_RANGE),
@@ -221,22 +205,18 @@ MALFORMED: dict[str, tuple[bytes, ErrorCode]] = {
     "a hexadecimal number": (get_action("[0x1, 1, 1, 1]"), ErrorCode.MALFORMED),
     "texts for numbers": (get_action('["1", "1", "1", "1"]'), ErrorCode.WRONG_TYPE),
     "true for a number": (get_action("[true, 1, 1, 1]"), ErrorCode.WRONG_TYPE),
-    "NaN in msgpack": (msgpacked(rewards=[float("nan"), 1.0]), ErrorCode.OUT_OF_RANGE),
-    "infinity in msgpack": (msgpacked(obs=[[float("inf"), 0, 0, 0]] * 3), ErrorCode.OUT_OF_RANGE),
     "a lone surrogate": (b'{"type": "START_EPISODE", "episode_id": "\\ud800"}', ErrorCode.MALFORMED),
     "half a pair of surrogates": (b'{"type": "START_EPISODE", "episode_id": "\\ud800x\\ud800y"}', ErrorCode.MALFORMED),
     "surrogates in UTF-8": (b'{"type": "START_EPISODE", "episode_id": "\xed\xa0\x80"}', ErrorCode.MALFORMED),
     "latin-1": (b'{"type": "START_EPISODE", "episode_id": "\xe9"}', ErrorCode.MALFORMED),
-    "an unknown key that is not UTF-8": (episode().replace(b'"obs"', b'"\xed\xa0": 1, "obs"'), ErrorCode.MALFORMED),
-    "an extension of msgpack": (msgpacked(rewards=msgspec.msgpack.Ext(5, b"1234")), ErrorCode.WRONG_TYPE),
     "episodes that are none": (b'{"type": "EPISODES", "episodes": [1, null]}', ErrorCode.WRONG_TYPE),
     "episodes that are an object": (b'{"type": "EPISODES", "episodes": {}}', ErrorCode.WRONG_TYPE),
     "no episodes": (b'{"type": "EPISODES"}', ErrorCode.MALFORMED),
-    "two million numbers for episodes": (
-        b'{"type": "EPISODES", "episodes": [%b1]}' % (b"1," * 2_000_000), ErrorCode.WRONG_TYPE
+    "400,000 numbers for episodes": (
+        b'{"type": "EPISODES", "episodes": [%b1]}' % (b"1," * 400_000), ErrorCode.WRONG_TYPE
     ),
-    "a million empty episodes": (
-        b'{"type": "EPISODES", "episodes": [%b{}]}' % (b"{}," * 1_000_000), ErrorCode.MALFORMED
+    "300,000 empty episodes": (
+        b'{"type": "EPISODES", "episodes": [%b{}]}' % (b"{}," * 300_000), ErrorCode.MALFORMED
     ),
     "no rewards": (episode(rewards=...), ErrorCode.MALFORMED),
     "no flag": (episode(is_terminated=...), ErrorCode.MALFORMED),
@@ -254,8 +234,8 @@ MALFORMED: dict[str, tuple[bytes, ErrorCode]] = {
     "texts for rewards": (episode(rewards=["1", "2"]), ErrorCode.WRONG_TYPE),
     "too few log-probabilities": (episode(action_logp=[-1.0]), ErrorCode.WRONG_LENGTH),
     "no log-probabilities for actions": (episode(action_logp=[]), ErrorCode.WRONG_LENGTH),
-    "ragged log-probabilities": (episode(action_logp=[[-1.0], [-1.0, 2.0]]), ErrorCode.WRONG_LENGTH),
-    "mixed log-probabilities": (episode(action_logp=[-1.0, [-1.0]]), ErrorCode.WRONG_LENGTH),
+    "ragged log-probabilities": (episode(action_logp=[[-1.0], [-1.0, 2.0]]), ErrorCode.WRONG_TYPE),
+    "mixed log-probabilities": (episode(action_logp=[-1.0, [-1.0]]), ErrorCode.WRONG_TYPE),
     "ragged inputs": (episode(action_dist_inputs=[[1.0], [1.0, 2.0]]), ErrorCode.WRONG_LENGTH),
     "flat inputs": (episode(action_dist_inputs=[1.0, 2.0]), ErrorCode.WRONG_TYPE),
     "a negative t": (episode(t=-1), ErrorCode.OUT_OF_RANGE),
@@ -263,40 +243,38 @@ MALFORMED: dict[str, tuple[bytes, ErrorCode]] = {
         json.dumps({"type": "EPISODES", "episodes": [{**TOGETHER, "agents": {"x": EPISODE}}]}).encode(),
         ErrorCode.UNKNOWN_ID,
     ),
-    "packed objects": (msgpacked(obs=a_pack("|O")), ErrorCode.WRONG_TYPE),
-    "packed big-endian numbers": (msgpacked(obs=a_pack(">f4")), ErrorCode.WRONG_TYPE),
-    "packed numbers of no type": (msgpacked(obs=a_pack("import os")), ErrorCode.WRONG_TYPE),
-    "too few packed bytes": (msgpacked(obs=a_pack(data=bytes(47))), ErrorCode.WRONG_LENGTH),
-    "too many packed bytes": (msgpacked(obs=a_pack(data=bytes(52))), ErrorCode.WRONG_LENGTH),
-    "a packed shape of a negative size": (msgpacked(obs=a_pack(shape=(-3, -4))), ErrorCode.OUT_OF_RANGE),
-    "a packed shape of absurd size": (msgpacked(obs=a_pack(shape=(2**32,) * 8)), ErrorCode.WRONG_LENGTH),
-    "a packed shape beyond all": (msgpacked(obs=a_pack(shape=(2**63,))), ErrorCode.OUT_OF_RANGE),
-    "a packed shape of a size and none": (msgpacked(obs=a_pack(shape=(2**32, 0), data=b"")), ErrorCode.WRONG_LENGTH),
-    "a packed shape of 40 axes": (msgpacked(obs=a_pack(shape=(1,) * 40, data=bytes(4))), ErrorCode.WRONG_LENGTH),
-    "packed numbers turned round": (msgpacked(obs=a_pack(shape=(4, 3))), ErrorCode.WRONG_LENGTH),
-    "packed numbers of one row": (msgpacked(obs=a_pack(shape=(12,))), ErrorCode.WRONG_LENGTH),
+    "packed objects": (encoded(obs=a_pack("|O")), ErrorCode.WRONG_TYPE),
+    "packed big-endian numbers": (encoded(obs=a_pack(">f4")), ErrorCode.WRONG_TYPE),
+    "packed numbers of no type": (encoded(obs=a_pack("import os")), ErrorCode.WRONG_TYPE),
+    "too few packed bytes": (encoded(obs=a_pack(data=bytes(47))), ErrorCode.WRONG_LENGTH),
+    "too many packed bytes": (encoded(obs=a_pack(data=bytes(52))), ErrorCode.WRONG_LENGTH),
+    "a packed shape of a negative size": (encoded(obs=a_pack(shape=(-3, -4))), ErrorCode.OUT_OF_RANGE),
+    "a packed shape of absurd size": (encoded(obs=a_pack(shape=(2**32,) * 8)), ErrorCode.WRONG_LENGTH),
+    "a packed shape beyond all": (encoded(obs=a_pack(shape=(2**63,))), ErrorCode.OUT_OF_RANGE),
+    "a packed shape of a size and none": (encoded(obs=a_pack(shape=(2**32, 0), data=b"")), ErrorCode.WRONG_LENGTH),
+    "a packed shape of 40 axes": (encoded(obs=a_pack(shape=(1,) * 40, data=bytes(4))), ErrorCode.WRONG_LENGTH),
+    "packed numbers turned round": (encoded(obs=a_pack(shape=(4, 3))), ErrorCode.WRONG_LENGTH),
+    "packed numbers of one row": (encoded(obs=a_pack(shape=(12,))), ErrorCode.WRONG_LENGTH),
     "packed fractions for actions": (
-        msgpacked(actions=a_pack("<f8", (2,), struct.pack("<dd", 0.0, 0.5))), ErrorCode.WRONG_TYPE
+        encoded(actions=a_pack("<f8", (2,), struct.pack("<dd", 0.0, 0.5))), ErrorCode.WRONG_TYPE
     ),
-    "packed numbers that are not finite": (msgpacked(obs=a_pack(data=b"\xff" * 48)), ErrorCode.OUT_OF_RANGE),
+    "packed numbers that are not finite": (encoded(obs=a_pack(data=b"\xff" * 48)), ErrorCode.OUT_OF_RANGE),
     "packed numbers out of bounds": (
-        msgpacked(obs=a_pack(data=np.full(12, 11, np.float32).tobytes())), ErrorCode.OUT_OF_RANGE
+        encoded(obs=a_pack(data=np.full(12, 11, np.float32).tobytes())), ErrorCode.OUT_OF_RANGE
     ),
     "packed numbers too large for their space": (
-        msgpacked(obs=a_pack("<f8", data=np.full(12, 1e39).tobytes())), ErrorCode.OUT_OF_RANGE
+        encoded(obs=a_pack("<f8", data=np.full(12, 1e39).tobytes())), ErrorCode.OUT_OF_RANGE
     ),
-    "a text for packed bytes": (msgpacked(obs=a_pack(data="x" * 48)), ErrorCode.WRONG_TYPE),
-    "packing in JSON": (episode(obs=a_pack(data="AAAA")), ErrorCode.WRONG_TYPE),
+    "a text for packed bytes": (encoded(obs=a_pack(data="x" * 48)), ErrorCode.WRONG_LENGTH),
 }  # fmt: skip
 """Every way to go wrong that we know, with the code of the answer."""
 
 TOKENS = [
     b"null", b"true", b"NaN", b"-Infinity", b"1e400", b"-1e400", b"1" + b"0" * 400, b"-0", b"0.1e-400", b"[]", b"{}",
     b'""', b"[" * 1000, b'{"a":' * 300, b'"\\ud800"', b'"\\u0000"', b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\x00",
-    b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc1",
-    b"\xd4\x05\x00", b"\xcb\x7f\xf8" + bytes(6), b"\xcf" + b"\xff" * 8, b"\xc0", b"\x91" * 1200, b"99999999",
+    b"\xc1", b"\xef\xbb\xbf", b"99999999",
 ]  # fmt: skip
-"""What parsers stumble over, in both dialects."""
+"""What parsers stumble over."""
 
 VALUES: list[Any] = [
     None, True, 0, 1, -1, 2, 1.5, 1e39, -1e308, 2**63 - 1, -(2**63), 2**64 - 1, "", "a", "a" * 300, [], {}, [0],
@@ -343,7 +321,7 @@ class Damage:
                     break
                 holder = inner
             holder[place] = copy.deepcopy(self._draw.choice(VALUES))
-        return self._draw.choice((msgspec.json.encode, msgspec.msgpack.encode))(message)
+        return msgspec.json.encode(message)
 
     def _flip(self, data: bytes) -> bytes:
         if not data:

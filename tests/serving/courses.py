@@ -203,15 +203,6 @@ class Wire:
             end.close()
 
 
-@contextlib.contextmanager
-def cut_wire(course: Course, seed: int, cuts: int, most: int) -> Iterator[Wire]:
-    wire = Wire(course.port, seed, cuts, most)
-    try:
-        yield wire
-    finally:
-        wire.close()
-
-
 def both(step: int) -> dict[str, Any]:
     """Return observations of the agents of `PAIR`."""
     return dict.fromkeys("ab", observation(step))

@@ -12,8 +12,8 @@ from typing import BinaryIO, NamedTuple
 import pytest
 
 from menv.serving.transports.http import HttpTransport
+from menv.serving.transports.server import Transport
 from menv.serving.transports.tcp import TcpTransport
-from menv.serving.transports.transport import Transport
 
 PATIENCE_S = 10.0
 SESSION = "0123456789abcdef" * 2

@@ -17,7 +17,7 @@ from menv.algorithms import DQN, PPO
 from menv.algorithms.algorithm import Algorithm
 from menv.sample_batch import SampleBatch
 from menv.serving import PolicyClient, PolicyServerInput
-from menv.serving.transports.transport import Transport
+from menv.serving.transports.server import Transport
 from tests.inside import metrics, sampler
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, Door
 from tests.serving.talks import eventually
@@ -131,7 +131,7 @@ class Served:
             if self._thread.is_alive():
                 # It waits for callers, for longer than a test may take.
                 self.envs.broker.fail(_HaltError())
-                self.source.tasks.wake()
+                self.envs.broker.wake()
             self._thread.join(6 * PATIENCE_S)
             assert not self._thread.is_alive(), "the sampler hangs"
         if self.error is not None and not isinstance(self.error, _HaltError):

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from menv.serving.protocol import WireFormat
-from menv.serving.value_readers import Column, reader_of
+from menv.serving.protocol import TypedDecoder
+from menv.serving.value_readers import Column, check_masks, reader_of
 
 S = gym.spaces
 
@@ -68,31 +68,31 @@ def same(a: Any, b: Any) -> bool:
     return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
 
 
-def element(raw: Raw, space: Any, dialect: WireFormat, where: str = "element", bounded: bool = True) -> Any:
+def element(raw: Raw, space: Any, where: str = "element", bounded: bool = True) -> Any:
     """Return one element of a space."""
-    return reader_of(space, bounded).read(raw, dialect, where)
+    return reader_of(space, bounded).read(raw, where)
 
 
-def column(raw: Raw, space: Any, dialect: WireFormat, where: str) -> Column:
+def column(raw: Raw, space: Any, where: str) -> Column:
     """Return any number of elements of a space."""
-    return reader_of(space).read_column(raw, dialect, where)
+    reader = reader_of(space)
+    return reader.read_column(TypedDecoder(reader.column_kind).read(raw, where), where)
 
 
-def action(raw: Raw, space: Any, dialect: WireFormat, where: str = "action") -> Any:
+def action(raw: Raw, space: Any, where: str = "action") -> Any:
     """Return one action."""
-    return element(raw, space, dialect, where, bounded=False)
+    return element(raw, space, where, bounded=False)
 
 
 def observation(
     raw: Raw,
     space: Any,
-    dialect: WireFormat,
     where: str = "observation",
     final: bool = False,
     actions: Any = None,
 ) -> Any:
     """Return one observation, whose mask may allow nothing if it is the last one."""
-    value = element(raw, space, dialect, where)
+    value = element(raw, space, where)
     if not final:
-        reader_of(space).masks.check([value], 1, actions, where, is_column=False)
+        check_masks([value], space, actions, where, is_column=False)
     return value

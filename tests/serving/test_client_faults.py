@@ -7,7 +7,6 @@ import os
 import random
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN, PPO
-from menv.errors import CallOrderError, ContractError, EpisodeError, MenvError, RefusedError, ServerGoneError
+from menv.errors import CallOrderError, EpisodeError, MenvError, ServerGoneError
 from menv.serving import Access, Limits, PolicyClient, PolicyServerInput
 from menv.serving.policy_server import TransportName
 from tests.inside import base_env
@@ -28,71 +27,26 @@ from tests.serving.courses import (
     TEAMS,
     Course,
     Wire,
-    cut_wire,
     every_mode,
     every_transport,
     observation,
     play,
     playing,
 )
-from tests.serving.doors import Door, every_door
+from tests.serving.doors import HTTP, TCP
 from tests.serving.served import PLACES, served, settled
 from tests.serving.talks import eventually
 
 ROUNDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 30))]
 """Seeds; each cuts connections at other places."""
-MOST = {"local": 6000, "remote": 2500}
-"""Bytes after which a connection has been cut, beside those of the handshake that encrypts it."""
 HANDSHAKE = 4000
+"""Bytes of the handshake that encrypts a connection."""
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a certificate for localhost, and its key."""
     return made_in(tmp_path_factory.mktemp("tls"))
-
-
-"""Seeds of a test in which connections are cut; each cuts several of them at other places."""
-
-
-@pytest.mark.slow_unless("tcp-local-0", "http-remote-0", "tcps-remote-0")
-@pytest.mark.parametrize("seed", ROUNDS)
-@every_mode
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        "tcp",
-        "http",
-        pytest.param("tcps", marks=needs_openssl),
-        pytest.param("https", marks=needs_openssl),
-    ],
-)
-def test_nothing_is_lost_over_connections_that_are_cut_anywhere_in_handshakes_too(
-    scheme: str, mode: Any, seed: int, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("menv.serving.client.client_session._LONGEST_PAUSE_S", 0.05)
-    encrypted = scheme in ("tcps", "https")
-    settings: dict[str, Any] = {}
-    most = MOST[mode] + HANDSHAKE * encrypted + 3500 * (scheme == "http" and mode == "remote")
-    if encrypted:
-        monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
-        settings["access"] = Access(ssl_certificate=files[0], ssl_key=files[1])
-    transport: Any = scheme.removesuffix("s")
-    rewards = iter(paid := [float(number) for number in range(90)])
-    with Course(transport=transport, **settings) as course, cut_wire(course, seed, 8, most) as wire:
-        with PolicyClient(
-            f"{scheme}://localhost:{wire.port}", mode, update_interval=0.01, timeout=20
-        ) as client:
-            for _ in range(3):
-                names = [client.start_episode() for _ in range(2)]
-                for step in range(15):
-                    for name in names:
-                        client.get_action(name, observation(step))
-                        client.log_returns(name, next(rewards))
-                for name in names:
-                    client.end_episode(name, observation(15))
-        assert course.has_rewards(paid)
-        assert wire.cuts >= 1
 
 
 @every_mode
@@ -109,9 +63,7 @@ def test_a_server_that_is_gone_is_one_clear_error(mode: str) -> None:
         taken.bind(("127.0.0.1", course.port))
         for _ in range(2):
             begun = time.monotonic()
-            with pytest.raises(
-                ServerGoneError, match=r"does not answer .*expected a server there within 0\.5 s"
-            ):
+            with pytest.raises(ServerGoneError, match=r"0\.5 s"):
                 go_on(client, name)
             assert time.monotonic() - begun < 10
         with pytest.raises(ServerGoneError):
@@ -162,30 +114,6 @@ def test_a_restarted_server_costs_a_local_client_the_episodes_that_it_knew_and_n
         assert second.has_rewards([7.0] * 12, "red")
 
 
-def test_a_local_client_that_asks_who_answers_waits_for_a_server_that_stops() -> None:
-    seen = np.zeros(10, np.float32)
-    failed: list[MenvError] = []
-
-    def play_on() -> None:
-        try:
-            for _ in range(200):
-                name = client.start_episode()
-                client.get_action(name, {"red_0": seen})
-        except MenvError as error:
-            failed.append(error)
-
-    with Course(TEAMS) as first:
-        port = first.port
-        client = PolicyClient(first.address, "local", update_interval=None, timeout=20)
-        thread = threading.Thread(target=play_on)
-        thread.start()
-        time.sleep(0.05)
-    with Course(TEAMS, port=port):
-        thread.join()
-        client.close()
-    assert failed == []
-
-
 def go_on(client: PolicyClient, name: str) -> None:
     for number in range(20):
         client.log_returns(name, 1.0)
@@ -208,7 +136,7 @@ def test_a_client_waits_for_a_server_and_for_room_at_one_that_is_full(transport:
             early.result(20)
             with PolicyClient(course.address, "remote", timeout=20) as client:
                 play(client, [1.0])
-                with pytest.raises(ServerGoneError, match=r"see Limits.max_connections|HTTP 503"):
+                with pytest.raises(ServerGoneError, match=r"max_connections|503"):
                     PolicyClient(course.address, "remote", timeout=0.2)
                 waiting = pool.submit(late)
                 time.sleep(0.1)
@@ -270,29 +198,38 @@ def play_at_random(client: PolicyClient, chance: random.Random, calls: int, logs
     return total
 
 
-@pytest.mark.slow_unless("*-0")
+@pytest.mark.slow_unless("tcp-*-0", "http-*-0", "tcps-remote-0", "https-local-0")
 @pytest.mark.each_value
 @pytest.mark.parametrize("seed", ROUNDS)
-@every_door
 @every_mode
-def test_every_reward_arrives_once_whoever_comes_goes_and_is_paid_when(
-    mode: Any, door: Door, seed: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "scheme",
+    ["tcp", "http", pytest.param("tcps", marks=needs_openssl), pytest.param("https", marks=needs_openssl)],
+)
+def test_every_reward_arrives_once_in_random_games_over_connections_that_are_cut_anywhere(
+    scheme: str, mode: Any, seed: int, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("menv.serving.client.client_session._LONGEST_PAUSE_S", 0.05)
-    chance, remote = random.Random(f"{seed} {mode} {door.name}"), mode == "remote"
-    settings = {
+    chance, remote, encrypted = (
+        random.Random(f"{seed} {mode} {scheme}"),
+        mode == "remote",
+        scheme.endswith("s"),
+    )
+    settings: dict[str, Any] = {
         "env_steps_per_sample": chance.choice([1, 4, 16]),
         "force_on_policy": chance.choice([None, False]),
     }
+    if encrypted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+        settings["access"] = Access(ssl_certificate=files[0], ssl_key=files[1])
+    door = TCP if scheme.startswith("tcp") else HTTP
     # PPO leaves out what the application has done itself.
     with served(DQN if remote else PPO, PolicyServerInput, settings=settings, **TEAMS) as one:
-        wire = Wire(
-            one.envs.addresses[PLACES[door]][1], seed, chance.choice([3, 20]), chance.choice([800, 8000])
-        )
-        address = f"{door.name}://127.0.0.1:{wire.port}"
+        port, most = one.envs.addresses[PLACES[door]][1], chance.choice([800, 8000]) + HANDSHAKE * encrypted
+        wire = Wire(port, seed, chance.choice([3, 20]), most)
         try:
             with one.sampling():
-                interval = chance.choice([None, 0.01])
+                interval, address = chance.choice([None, 0.01]), f"{scheme}://localhost:{wire.port}"
                 with PolicyClient(address, mode, update_interval=interval, timeout=30) as client:
                     total = play_at_random(client, chance, chance.choice([60, 200]), logs=remote)
                 assert settled(one)
@@ -300,6 +237,7 @@ def test_every_reward_arrives_once_whoever_comes_goes_and_is_paid_when(
             wire.close()
         assert one.paid() == total
         assert one.refused == 0
+        assert wire.cuts >= 1
 
 
 @contextlib.contextmanager
@@ -342,125 +280,6 @@ def test_a_question_that_found_no_server_is_asked_again_and_its_observation_is_t
         assert seen.tolist() == course.column("rewards").tolist()
 
 
-@every_mode
-def test_who_was_done_when_no_server_was_found_does_not_begin_again(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = np.zeros(10, np.float32)
-    with playing(mode, TEAMS) as (course, client):
-        name = client.start_episode()
-        for _ in range(8):
-            assert client.get_action(name, {"red_0": seen, "red_1": seen}).keys() == {"red_0", "red_1"}
-            client.log_returns(name, {"red_0": 1.0, "red_1": 1.0})
-        client.log_returns(name, {}, multiagent_done_dict={"red_1": True})
-        with away(client, monkeypatch):
-            fails(client.get_action, name, {"red_0": seen, "red_1": seen})
-        assert client.get_action(name, {"red_0": seen, "red_1": seen}).keys() == {"red_0"}
-        assert client.get_action(name, {"red_0": seen, "red_1": seen}).keys() == {"red_0", "red_1"}
-        client.end_episode(name, {"red_0": seen, "red_1": seen}, truncated=True)
-        client.close()
-        assert course.has_rewards([1.0] * 16 + [0.0] * 3, "red")
-        assert course.column("terminateds", "red").sum() == 1
-
-
-def test_another_call_after_one_that_found_no_server_is_taken_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with playing("remote", kind=DQN, config={"train_batch_size": 8}) as (course, client):
-        name = client.start_episode()
-        client.get_action(name, observation(0))
-        with away(client, monkeypatch, asks=True):
-            # The server takes it, and its answer never comes.
-            fails(client.get_action, name, observation(1))
-        client.log_returns(name, 1.0)
-        client.log_action(name, observation(2), 1)
-        client.log_returns(name, 2.0)
-        with away(client, monkeypatch):
-            # The server never hears of it.
-            fails(client.log_action, name, observation(3), 1)
-        client.log_returns(name, 4.0)
-        client.end_episode(name, observation(4))
-        assert course.has_rewards([0.0, 1.0, 2.0, 4.0])
-        assert eventually(lambda: course.report["open_episodes"] == 0)
-
-
-def test_what_was_paid_with_a_message_that_is_refused_goes_with_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with playing("remote") as (course, client):
-        name = client.start_episode()
-        client.get_action(name, observation(0))
-        client.log_returns(name, 1.0)
-        with away(client, monkeypatch):
-            fails(client.get_action, name, [1.0, 2.0])
-        client.log_returns(name, 2.0)
-        client.get_action(name, observation(1))
-        client.log_returns(name, 4.0)
-        with pytest.raises(RefusedError):
-            client.get_action(name, [1.0, 2.0])
-        client.log_returns(name, 8.0)
-        client.end_episode(name, observation(2))
-        assert course.has_rewards([3.0, 12.0])
-
-
-def test_an_info_that_cannot_be_sent_is_refused_and_the_episode_goes_on() -> None:
-    with playing("remote") as (course, client):
-        name = client.start_episode()
-        client.get_action(name, observation(0))
-        for wrong in (object(), "\ud800"):
-            with pytest.raises(ContractError, match="log_returns"):
-                client.log_returns(name, 1.0, {"of": wrong})
-        client.log_returns(name, 2.0, {"of": "x" * 70_000})
-        with pytest.raises(RefusedError, match=r"expected at most"):
-            client.get_action(name, observation(1))
-        client.get_action(name, observation(1))
-        client.end_episode(name, observation(2))
-        assert course.has_rewards([2.0, 0.0])
-
-
-def test_an_end_that_comes_before_the_answer_to_another_client_is_told_again_later() -> None:
-    course = Course()
-    envs = base_env(course.algo)
-    first = PolicyClient(course.address, "remote", timeout=60)
-    first.start_episode("m")
-    asking = threading.Thread(target=fails, args=(first.get_action, "m", observation(0)))
-    asking.start()
-    # Nobody samples so far: the question waits.
-    assert eventually(lambda: envs.broker.ready)
-    session = first.session
-    first._disconnect()
-    asking.join(20)
-    with PolicyClient(course.address, "remote", timeout=20, session=session) as second:
-        for _ in range(2):
-            with pytest.raises(EpisodeError, match="END_EPISODE"):
-                second.end_episode("m", observation(1))
-            assert second.open_episodes == ["m"]
-
-        def ends() -> bool:
-            with contextlib.suppress(EpisodeError):
-                second.end_episode("m", observation(1))
-            return not second.open_episodes
-
-        with course:
-            assert eventually(ends)
-            assert envs.status()["open_episodes"] == 0
-
-
-def test_an_episode_that_another_client_of_the_session_has_ended_is_forgotten() -> None:
-    with Course() as course, PolicyClient(course.address, "remote", timeout=20) as first:
-        first.start_episode("m")
-        first.get_action("m", observation(0))
-        with PolicyClient(course.address, "remote", timeout=20, session=first.session) as second:
-            assert second.open_episodes == ["m"]
-            for step in range(1, 4):
-                first.get_action("m", observation(step))
-            first.end_episode("m", observation(4))
-            # It counts on from where the episode stood when it came.
-            with pytest.raises(EpisodeError, match="this episode is completed"):
-                second.end_episode("m", observation(1))
-            assert second.open_episodes == []
-
-
 def interrupted(client: PolicyClient, call: Any, *arguments: Any) -> None:
     """Make a call that is left while it waits; its answer comes later."""
     connection: Any = client._first._connection
@@ -476,7 +295,7 @@ def interrupted(client: PolicyClient, call: Any, *arguments: Any) -> None:
 
 
 @every_transport
-def test_after_an_interrupted_question_the_episode_goes_on(transport: TransportName) -> None:
+def test_after_an_interrupted_question_the_episode_continues(transport: TransportName) -> None:
     with playing("remote", transport=transport) as (course, client):
         name = client.start_episode()
         interrupted(client, client.get_action, name, observation(0))
@@ -486,20 +305,6 @@ def test_after_an_interrupted_question_the_episode_goes_on(transport: TransportN
         client.end_episode(name, observation(2))
         assert client.open_episodes == []
         assert course.has_rewards([1.0, 2.0])
-
-
-@every_transport
-def test_after_an_interrupted_fetch_of_weights_those_that_come_are_those_that_were_asked_for(
-    transport: TransportName,
-) -> None:
-    config = {"train_batch_size": 8, "sgd_minibatch_size": 8, "num_sgd_iter": 1}
-    with playing("local", config, transport, trains=True, force_on_policy=True) as (_, client):
-        play(client, [1.0] * 8)
-        interrupted(client, client.update_policy_weights)
-        for _ in range(5):
-            number = client.weights_seq_no or 0
-            play(client, [1.0] * 8)
-            assert (client.weights_seq_no or 0) > number
 
 
 @every_mode
@@ -516,7 +321,7 @@ def test_a_client_that_is_closed_says_so_whatever_is_called(mode: Any) -> None:
             lambda: client.log_returns(name, 1.0),
             lambda: client.end_episode(name, observation(1)),
         ):
-            with pytest.raises(ServerGoneError, match="PolicyClient: is closed, expected no further call"):
+            with pytest.raises(ServerGoneError):
                 call()
         client.close()
 

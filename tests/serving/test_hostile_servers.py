@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,8 +16,9 @@ import pytest
 
 from menv.errors import MenvError, ServerGoneError
 from menv.serving import PolicyClient
-from menv.serving.protocol import Frames, frame
+from menv.serving.protocol import frame
 from tests.serving.courses import Course, play
+from tests.serving.doors import tcp_unwrap
 
 DISCRETE = {"space": "discrete", "n": 2, "start": 0, "dtype": "int64"}
 BOX = {"space": "box", "low": -1, "high": 1, "shape": [2], "dtype": "float32"}
@@ -43,13 +43,11 @@ def strange(changes: dict[str, dict[str, Any]], space: dict[str, Any] = DISCRETE
     """Yield the address of a server that answers messages of some types in its own way."""
 
     def talk(peer: socket.socket) -> None:
-        frames = Frames(1 << 20)
-        with suppress(OSError), peer:
-            while data := peer.recv(1 << 16):
-                for body in frames.feed(data):
-                    asked = msgspec.msgpack.decode(body)
-                    answer = {**_answer(asked, space), **changes.get(asked["type"], {})}
-                    peer.sendall(frame(msgspec.msgpack.encode(answer)))
+        with suppress(OSError), peer, peer.makefile("rb") as file:
+            while True:
+                asked = msgspec.json.decode(tcp_unwrap(file))
+                answer = {**_answer(asked, space), **changes.get(asked["type"], {})}
+                peer.sendall(frame(msgspec.json.encode(answer)))
 
     def listen() -> None:
         with suppress(OSError):
@@ -99,51 +97,6 @@ def test_an_answer_that_is_none_is_one_clear_error(
     assert len(str(caught.value)) < 1200
 
 
-@contextmanager
-def dripping(data: bytes, size: int) -> Iterator[tuple[int, threading.Event]]:
-    """Yield the port of a server that sends data in pieces, and what is set once somebody was sent all of it."""
-    told_all = threading.Event()
-
-    def drip(peer: socket.socket) -> None:
-        with suppress(OSError), peer:
-            for begin in range(0, len(data), size):
-                peer.sendall(data[begin : begin + size])
-                time.sleep(0.02)
-            told_all.set()
-            peer.recv(1 << 16)
-
-    def listen() -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=drip, args=(door.accept()[0],), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        threading.Thread(target=listen, daemon=True).start()
-        yield door.getsockname()[1], told_all
-        door.shutdown(socket.SHUT_RDWR)
-
-
-@pytest.mark.parametrize(("scheme", "slow"), [
-    ("tcp", frame(b"x" * 600)),
-    ("http", b"HTTP/1.1 200 OK\r\n" + b"Slow: very\r\n" * 50),
-    ("http", b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n\r\n" + b"x" * 600),
-], ids=["a body", "headers", "a response"])  # fmt: skip
-def test_nobody_waits_for_an_answer_that_comes_byte_by_byte(scheme: str, slow: bytes) -> None:
-    with dripping(slow, 1) as (port, told_all):
-        with pytest.raises(ServerGoneError, match="no answer in time"):
-            PolicyClient(f"{scheme}://127.0.0.1:{port}", "remote", timeout=0.2)
-        assert not told_all.is_set()
-
-
-def test_a_large_answer_may_take_longer_than_the_timeout() -> None:
-    large = {**GREETING, "type": "SET_CONFIG", "extensions": ["x" * 40_000]}
-    answers = [msgspec.msgpack.encode(one) for one in ({**large, "multi_agent": True}, {"type": "PONG"})]
-    with dripping(b"".join(map(frame, answers)), 1_000) as (port, _):
-        begun = time.monotonic()
-        PolicyClient(f"tcp://127.0.0.1:{port}", "remote", timeout=0.3).close()
-        assert time.monotonic() - begun > 0.3
-
-
 def test_a_response_of_absurd_length_is_not_waited_for() -> None:
     def boast() -> None:
         with suppress(OSError):
@@ -154,7 +107,7 @@ def test_a_response_of_absurd_length_is_not_waited_for() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as door:
         threading.Thread(target=boast, daemon=True).start()
-        with pytest.raises(ServerGoneError, match="a response of 99999999999 bytes"):
+        with pytest.raises(ServerGoneError, match="99999999999"):
             PolicyClient(f"http://127.0.0.1:{door.getsockname()[1]}", "remote", timeout=0.2)
         door.shutdown(socket.SHUT_RDWR)
 
@@ -167,10 +120,9 @@ class Proxy(ThreadingHTTPServer):
 
     Attributes:
         to: The port of the server.
-        form: How it writes responses: "length", "chunks" or "close".
+        form: How it writes responses: "length" or "chunks".
         refuses: Statuses of the next answers that are its own.
         passed: How many requests it has passed on.
-        breaks_off: How many of the next responses end in the middle.
     """
 
     daemon_threads = True
@@ -179,7 +131,7 @@ class Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Passing)
         self.to, self.form = to, form
         self.refuses: list[int] = []
-        self.passed = self.breaks_off = 0
+        self.passed = 0
 
     @property
     def address(self) -> str:
@@ -209,15 +161,10 @@ class _Passing(BaseHTTPRequestHandler):
             self.send_header("Transfer-Encoding", "chunked")
             half = len(body) // 2
             body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:half], body[half:], b""))
-        elif self.server.form == "close":
-            self.send_header("Connection", "close")
         else:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        breaks_off = self.server.breaks_off > 0
-        self.server.breaks_off -= breaks_off
-        self.wfile.write(body[: len(body) // 2] if breaks_off else body)
-        self.close_connection = breaks_off or self.server.form == "close"
+        self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
@@ -245,30 +192,8 @@ def test_however_a_proxy_writes_responses_they_are_read(form: str, mode: Any) ->
         assert proxy.passed > 3
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
-def test_a_proxy_that_has_no_server_for_a_while_is_asked_again(status: int) -> None:
-    with Course(transport="http") as course, behind(course) as proxy:
-        proxy.refuses = [status] * 2
-        with PolicyClient(proxy.address, "remote", timeout=20) as client:
-            proxy.refuses = [status]
-            play(client, [1.0, 2.0])
-        assert course.has_rewards([1.0, 2.0])
-
-
 def test_a_proxy_that_never_has_one_is_named_with_its_status() -> None:
     with Course(transport="http") as course, behind(course) as proxy:
         proxy.refuses = [502] * 100
-        with pytest.raises(
-            ServerGoneError, match=r"does not answer \(status 502 of a proxy, .*\), expected a server"
-        ):
+        with pytest.raises(ServerGoneError, match="502"):
             PolicyClient(proxy.address, "remote", timeout=0.5)
-
-
-@pytest.mark.parametrize("form", ["length", "chunks"])
-def test_a_response_that_breaks_off_is_asked_for_again(form: str) -> None:
-    with Course(transport="http") as course, behind(course, form) as proxy:
-        with PolicyClient(proxy.address, "remote", timeout=20) as client:
-            proxy.breaks_off = 2
-            play(client, [1.0, 2.0])
-        assert course.has_rewards([1.0, 2.0])
-        assert not proxy.breaks_off

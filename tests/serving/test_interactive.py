@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from menv.algorithms import DQN
-from tests.serving.doors import DOORS, TCP, Door, every_door
+from tests.serving.doors import DOORS, Door, every_door
 from tests.serving.served import MASKED, PLACES, TWO, Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice
@@ -34,7 +33,7 @@ def test_many_clients_with_many_episodes_each_through_every_door_at_once() -> No
     paid: list[float] = []
 
     def client(one: Served, door: Door, number: int) -> None:
-        with one.voice(door, msgpack=bool(number % 2)) as voice:
+        with one.voice(door) as voice:
             voice.greet(client=f"client {number}")
             for episode in range(3):
                 paid.append(play(voice, f"e{episode}", 3 + number, first=number)[1])
@@ -80,19 +79,6 @@ def test_several_agents_with_policies_of_their_own(door: Door) -> None:
         assert told["policy_for_bob_reward"] == [14.0]
 
 
-@pytest.mark.slow_unless("tcp")
-@every_door
-def test_a_question_about_nobody_who_acts_is_answered_at_once(door: Door) -> None:
-    with served(**TWO, settings={"idle_timeout": 30.0}) as one, one.sampling(), one.voice(door) as voice:
-        turns = Turns(voice, "e")
-        assert turns.act({}) == {}
-        assert set(turns.act({"ann": [0, 0]})) == {"ann"}
-        turns.pay({"ann": 1.0}, done={"ann": True})
-        assert turns.act({"ann": [0, 1]}) == {}
-        assert set(turns.act({"bob": [0, 0, 0]})) == {"bob"}
-        turns.end({"bob": [0, 0, 0]})
-
-
 @pytest.mark.each_value
 @pytest.mark.parametrize("padding", [0, 40_000], ids=["small", "read beside"])
 @pytest.mark.parametrize("told", ["before", "with it"])
@@ -136,13 +122,13 @@ def test_stamps_tell_which_weights_decided() -> None:
 
 
 @every_door
-def test_who_waits_when_the_server_stops_is_told_so_and_the_port_is_free_at_once(door: Door) -> None:
+def test_a_server_that_stops_answers_waiting_clients_and_frees_its_port_at_once(door: Door) -> None:
     with served() as one, one.voice(door) as voice, one.voice(door) as other:
         voice.greet()
         turns = Turns(voice, "e")
         turns.tell("GET_ACTION", observation=obs_of(0))
         other.tell("EPISODES_AND_GET_STATE", episodes=[])
-        assert eventually(lambda: one.source.tasks.waiting and one.source.sessions.backlog.waiting)
+        assert eventually(lambda: one.source.sessions._waiting and one.source.sessions.backlog.waiting)
         address = one.envs.addresses[PLACES[door]]
         began = time.monotonic()
         one.algo.stop()
@@ -156,25 +142,6 @@ def test_who_waits_when_the_server_stops_is_told_so_and_the_port_is_free_at_once
         assert "menv-serving" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_reading_that_is_interrupted_leaves_no_later_question_unasked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with served(doors=(TCP,)) as one, one.voice() as voice:
-        turns = Turns(voice, "e")
-        questions = one.source.sessions.action_requests
-        with monkeypatch.context() as patch:
-            patch.setattr(questions, "_decode", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                questions.decode_deferred()
-        said = {"type": "GET_ACTION", "episode_id": turns.name, "seq": 1, "observation": obs_of(0)}
-        # So long that it is read by itself: nobody but the question has it asked.
-        voice.body((json.dumps(said) + " " * 2_000).encode())
-        assert eventually(lambda: one.envs.broker.ready == 1)
-
-
 HUGE = 1e39
 
 ONE_AGENT: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -185,7 +152,7 @@ ONE_AGENT: dict[str, tuple[str, dict[str, Any], str]] = {
     "an observation that is too short": ("GET_ACTION", {"observation": [0, 0]}, "wrong_length"),
     "an observation of texts": ("GET_ACTION", {"observation": ["0", "0", "0"]}, "wrong_type"),
     "an observation out of bounds": ("GET_ACTION", {"observation": [0, 0, 11]}, "out_of_range"),
-    "an observation by agent": ("GET_ACTION", {"observation": {"agent0": obs_of(0)}}, "wrong_type"),
+    "an observation by agent": ("GET_ACTION", {"observation": {"agent0": obs_of(0)}}, "malformed"),
     "an action that does not exist": ("LOG_ACTION", {"observation": obs_of(0), "action": 2}, "out_of_range"),
     "an action that is a list": ("LOG_ACTION", {"observation": obs_of(0), "action": [1]}, "wrong_type"),
     "a reward that is a text": ("LOG_RETURNS", {"reward": "1"}, "wrong_type"),
@@ -198,7 +165,7 @@ ONE_AGENT: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @every_door
-def test_an_illegal_move_costs_an_error_and_the_episode_goes_on(door: Door) -> None:
+def test_an_illegal_move_costs_an_error_and_the_episode_continues(door: Door) -> None:
     with served() as one:
         with one.sampling(), one.voice(door) as voice:
             turns = Turns(voice, "e")
@@ -290,7 +257,7 @@ def two_agents(voice: Voice) -> list[tuple[str, dict[str, Any], str]]:
     ]  # fmt: skip
 
 
-def test_strangers_among_several_agents_cost_an_error_and_the_episode_goes_on() -> None:
+def test_strangers_among_several_agents_cost_an_error_and_the_episode_continues() -> None:
     with served(**TWO) as one:
         with one.sampling(), one.voice() as voice:
             turns = Turns(voice, "e")
@@ -382,16 +349,6 @@ def test_another_message_under_a_number_that_was_taken_is_refused(kind: str) -> 
                 turns.end(obs_of(9))
             assert settled(one)
         assert one.paid() == 2.0 * (kind == "LOG_RETURNS")
-
-
-def test_who_answers_is_not_told_of_an_episode_whose_actions_are_asked_for() -> None:
-    with served() as one, one.sampling(), one.voice() as voice:
-        turns = Turns(voice, "e")
-        assert voice.refused("GET_POLICIES", episode_id="e", agent_ids=["agent0"]) == "wrong_order"
-        turns.act(obs_of(0))
-        turns.end(obs_of(1))
-        assert voice.refused("GET_POLICIES", episode_id="e", agent_ids=["agent0"]) == "wrong_order"
-        assert voice.greet()["resume"] == {}
 
 
 def test_gaps_and_numbers_from_before_are_refused() -> None:

@@ -7,26 +7,20 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-import pytest
 
 from menv.adapters.episode_broker import EpisodeBroker
 from menv.base_env import ExternalTrajectory
 from menv.env_context import InputContext
 from menv.serving import Access, Limits
-from menv.serving.session import SamplerTaskQueue, ServerSessions
+from menv.serving.session import ServerSessions
 from menv.serving.transports.server import Server
-from tests.serving.corpus import ACTIONS, MALFORMED, MASKED, OBS
-from tests.serving.doors import HTTP, PATIENCE_S, TCP, Client, Door, every_door
+from tests.serving.corpus import ACTIONS, OBS
+from tests.serving.doors import TCP, Client, Door
 
 ALONE = InputContext(observation_space=OBS, action_space=ACTIONS)
-TOGETHER = InputContext(
-    observation_spaces={"plain": OBS, "masked": MASKED},
-    action_spaces={"plain": ACTIONS, "masked": ACTIONS},
-    possible_agents=("plain", "masked"),
-    multi_agent=True,
-)
 PING, PONG = b'{"type": "PING"}', b'{"type":"PONG"}'
 
 
@@ -36,9 +30,11 @@ class Receiving:
     def __init__(self, ioctx: InputContext, door: Door, access: Access) -> None:
         self._door, limits = door, Limits()
         self._broker = EpisodeBroker()
-        tasks = SamplerTaskQueue(self._broker.wake, lambda callback: self.server.post(callback))
-        sessions = ServerSessions(self._broker, ioctx, limits, access, tasks, 60)
+        sessions = ServerSessions(self._broker, ioctx, limits, access, self._post, 60)
         self.server = Server(sessions, [door.make()], limits, access)
+
+    def _post(self, callback: Any) -> None:
+        self.server.post(callback)
 
     def client(self) -> Client:
         return Client(self._door, self.server.addresses[0])
@@ -84,49 +80,6 @@ def episodes(steps: int, size: int = 0) -> bytes:
         "rewards": rng.normal(size=steps).tolist(), "is_terminated": True, "is_truncated": False,
     }  # fmt: skip
     return json.dumps({"type": "EPISODES", "episodes": [episode]}).encode().rjust(size)
-
-
-def codes(ioctx: InputContext, size: int) -> dict[str, str]:
-    """Return the code of the error for each malformed body in JSON that is made at least so long."""
-    found = {}
-    with receiving(ioctx) as one:
-        for name, (body, _) in MALFORMED.items():
-            if body.startswith(b"{") and len(body) < 500_000:
-                with one.client() as client:
-                    client.ask(b'{"type": "START_EPISODE", "episode_id": "e"}')
-                    found[name] = json.loads(client.ask(body.rjust(size)))["code"]
-    return found
-
-
-@pytest.mark.parametrize("ioctx", [ALONE, TOGETHER], ids=["one agent", "several agents"])
-def test_a_malformed_message_has_the_same_answer_at_any_length(ioctx: InputContext) -> None:
-    short, long = codes(ioctx, 0), codes(ioctx, 100_000)
-    assert len(short) > 20
-    assert short == long
-
-
-@every_door
-def test_messages_of_a_connection_are_handled_in_their_order(door: Door) -> None:
-    with receiving(door=door) as one, one.client() as client:
-        with one.held_up():
-            for body in (episodes(2, 900_000), episodes(3), PING):
-                client.send(body)
-        answered = [json.loads(client.receive())["type"] for _ in range(3 if door is HTTP else 1)]
-        assert answered == (["OK", "OK", "PONG"] if door is HTTP else ["PONG"])
-        assert one.steps() == [2, 3]
-
-
-def test_large_messages_before_a_client_left_are_handled() -> None:
-    with receiving() as one:
-        with one.held_up(), one.client() as client:
-            for steps in (1, 2, 3):
-                client.send(episodes(steps, 500_000))
-            client.leave()
-        came: list[int] = []
-        end = time.monotonic() + PATIENCE_S
-        while len(came) < 3 and time.monotonic() < end:
-            came += one.steps()
-        assert came == [1, 2, 3]
 
 
 def test_a_peer_without_the_token_has_no_large_body_read() -> None:

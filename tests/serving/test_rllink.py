@@ -9,13 +9,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from menv.serving import Limits, RLlinkInput, policy_server, session
+from menv.serving import Limits, RLlinkInput, session
 from tests.serving.doors import HTTP, TCP, Door, every_door
 from tests.serving.served import TWO, Served, all_taken, obs_of, served, settled
-from tests.serving.talks import eventually
 from tests.serving.voices import Voice, episode, onnx_bytes
-
-both_dialects = pytest.mark.parametrize("msgpack", [False, True], ids=["json", "msgpack"])
 
 
 class Player:
@@ -62,13 +59,11 @@ class Player:
         return episodes
 
 
-@pytest.mark.slow_unless("json-tcp", "msgpack-http")
 @every_door
-@both_dialects
-def test_the_conversation_of_rllink_in_every_dialect_and_through_every_door(
-    door: Door, msgpack: bool
+def test_the_conversation_of_rllink_through_every_door(
+    door: Door,
 ) -> None:
-    with served(kind=RLlinkInput) as one, one.training(), one.voice(door, msgpack=msgpack) as voice:
+    with served(kind=RLlinkInput) as one, one.training(), one.voice(door) as voice:
         voice.ping()
         config = voice.ask("GET_CONFIG")
         assert config == {"type": "SET_CONFIG", "env_steps_per_sample": 32, "force_on_policy": True}
@@ -87,12 +82,11 @@ def test_the_conversation_of_rllink_in_every_dialect_and_through_every_door(
     assert result["num_agent_steps_trained"] > 100
 
 
-@both_dialects
-def test_a_handshake_in_any_order_and_a_ping_while_an_update_is_awaited(msgpack: bool) -> None:
+def test_a_handshake_in_any_order_and_a_ping_while_an_update_is_awaited() -> None:
     patient = {"idle_timeout": 1.0}
     with (
         served(kind=RLlinkInput, settings=patient) as one,
-        one.voice(msgpack=msgpack) as voice,
+        one.voice() as voice,
         one.training(),
     ):
         assert voice.ask("GET_STATE")["type"] == "SET_STATE"
@@ -108,22 +102,11 @@ def test_a_handshake_in_any_order_and_a_ping_while_an_update_is_awaited(msgpack:
             assert voice.hear()["type"] == "SET_STATE"
 
 
-def test_a_client_that_says_nothing_after_connecting_holds_nobody_up() -> None:
-    with served(kind=RLlinkInput) as one, one.training(), one.voice() as silent, one.voice() as voice:
-        player = Player(voice)
-        numbers = [
-            player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(32))) for _ in range(3)
-        ]
-        assert numbers == sorted(set(numbers))
-        silent.ping()
-
-
 @pytest.mark.parametrize("door", [TCP, HTTP], ids=lambda door: door.name)
 def test_a_client_that_played_and_fell_silent_holds_nobody_up(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (session, policy_server):
-        monkeypatch.setattr(module, "STILL_PLAYING_S", 0.3)
+    monkeypatch.setattr(session, "STILL_PLAYING_S", 0.3)
     with (
         served(kind=RLlinkInput, settings={"idle_timeout": 60.0}) as one,
         one.voice(door) as silent,
@@ -140,25 +123,7 @@ def test_a_client_that_played_and_fell_silent_holds_nobody_up(
         assert numbers == [1, 1]
 
 
-def test_several_clients_at_once_learn_together_and_their_numbers_only_grow() -> None:
-    with served(kind=RLlinkInput) as one, one.training():
-        voices = [one.voice(msgpack=bool(place % 2)) for place in range(4)]
-        players = [Player(voice, "d1") for voice in voices]
-        numbers: list[list[int]] = [[] for _ in players]
-        for _ in range(5):
-            for player in players:
-                player.voice.tell("EPISODES_AND_GET_STATE", episodes=player.play(20))
-            for player, own in zip(players, numbers, strict=True):
-                own.append(player.load(player.voice.hear()))
-        for voice in voices:
-            voice.leave()
-        assert eventually(lambda: one.results[-1]["episodes_total"] == 40)
-    assert all(own == sorted(own) for own in numbers)
-    assert one.results[-1]["num_env_steps_sampled"] >= 360
-    assert one.results[-1]["episode_len_mean"] == 10
-
-
-def test_who_waits_for_new_weights_does_not_play_ahead_of_the_sampler() -> None:
+def test_a_client_that_waits_for_new_weights_does_not_play_ahead_of_the_sampler() -> None:
     # One message holds four fragments, and no two messages may wait.
     sent = [whole(8)] * 16
     with (
@@ -170,7 +135,7 @@ def test_who_waits_for_new_weights_does_not_play_ahead_of_the_sampler() -> None:
     assert [answer["type"] for answer in answers] == ["SET_STATE"] * 5, answers[-1]
 
 
-def test_names_that_nobody_needs_and_answers_are_refused_and_the_conversation_goes_on() -> None:
+def test_unknown_message_types_are_refused_and_the_conversation_continues() -> None:
     with served(kind=RLlinkInput) as one, one.voice() as voice:
         for name in ("ACTION_SPACE", "OBSERVATION_SPACE", "GET_WORKER_ARGS", "GET_WEIGHTS", "REPORT_SAMPLES"):
             assert voice.refused(name) == "unknown_type"
@@ -183,9 +148,7 @@ def test_names_that_nobody_needs_and_answers_are_refused_and_the_conversation_go
 def test_a_recurrent_policy_has_no_rllink_file_and_says_so_while_it_answers_one_by_one() -> None:
     model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}
     with served(kind=RLlinkInput, model=model) as one, one.sampling(), one.voice() as voice:
-        answer = voice.ask("GET_STATE")
-        assert answer["type"] == "ERROR"
-        assert "recurrent" in answer["message"] or "memory" in answer["message"], answer
+        assert voice.refused("GET_STATE") == "unknown_id"
         voice.ask("START_EPISODE", episode_id="e")
         answer = voice.ask("GET_ACTION", episode_id="e", observation=[0, 0, 0])
         assert answer["type"] == "ACTION"
@@ -248,11 +211,10 @@ def test_a_batch_holds_column_by_column_what_was_sent() -> None:
 
 
 @pytest.mark.parametrize("numbered", [False, True], ids=["without ids", "with ids"])
-@pytest.mark.parametrize("msgpack", [False, True], ids=["json", "msgpack"])
-def test_chunks_of_an_episode_over_several_messages_are_one_episode(numbered: bool, msgpack: bool) -> None:
+def test_chunks_of_an_episode_over_several_messages_are_one_episode(numbered: bool) -> None:
     more: dict[str, Any] = {"id": "one"} if numbered else {}
     sent = whole(40, **more)
-    with served(kind=RLlinkInput) as one, one.voice(msgpack=msgpack) as voice:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
         for part in parts(sent, 7, 8, 30):
             voice.bring(part)
         batch = one.sample(40)["default_policy"]
@@ -263,16 +225,20 @@ def test_chunks_of_an_episode_over_several_messages_are_one_episode(numbered: bo
         assert one.status["open_episodes"] == 0
 
 
-def test_chunks_of_several_environments_on_one_connection_are_told_apart_without_ids() -> None:
-    sent = [whole(16, start=100 * place) for place in range(3)]
+def test_one_episode_without_an_id_is_open_on_a_connection_and_the_next_one_takes_its_place() -> None:
+    first, second = parts(whole(16), 5)
     with served(kind=RLlinkInput, rollout_fragment_length=1) as one, one.voice() as voice:
-        for together in zip(*(parts(episode, 5, 11) for episode in sent), strict=True):
-            voice.bring(*together)
-        one.sample(48)
-        assert sorted(returns(one)) == [(sum(episode["rewards"]), 16) for episode in sent]
+        voice.bring(first)
+        voice.bring(*parts(whole(16, start=100), 5))
+        voice.bring(second)
+        one.sample(5 + 16 + 11)
+        assert sorted(returns(one)) == sorted(
+            [(sum(whole(16, start=100)["rewards"]), 16), (sum(second["rewards"]), 11)]
+        )
+        assert one.status["open_episodes"] == 0
 
 
-def test_two_clients_do_not_go_on_with_each_others_episodes() -> None:
+def test_two_clients_do_not_continue_with_each_others_episodes() -> None:
     first, second = parts(whole(32), 16)
     with served(kind=RLlinkInput) as one, one.voice() as voice, one.voice() as other:
         voice.bring(first)
@@ -307,22 +273,24 @@ def test_an_episode_may_end_with_a_chunk_without_an_action(end: str) -> None:
         assert returns(one) == [(sum(sent["rewards"]), 36)]
 
 
-def test_a_chunk_that_comes_again_is_taken_once_and_one_that_overlaps_from_where_it_is_new() -> None:
+def test_a_chunk_that_comes_again_is_taken_once_and_one_that_overlaps_is_refused() -> None:
     sent = whole(40, id="one")
     first, second = parts(sent, 25)
     overlapping = parts(sent, 10)[1]
     with served(kind=RLlinkInput) as one, one.voice() as voice:
         voice.bring(first, first)
         voice.bring(first)
-        voice.bring(overlapping, second, overlapping)
+        overlapping = {**overlapping, "t": 20, "obs": sent["obs"][20:31]}
+        overlapping |= {"actions": sent["actions"][20:30], "rewards": sent["rewards"][20:30]}
+        overlapping |= {"is_terminated": False}
+        assert voice.refused("EPISODES", episodes=[overlapping]) == "wrong_order"
+        voice.bring(second, first)
         voice.bring(second)
         batch = one.sample(40)["default_policy"]
         np.testing.assert_array_equal(batch["rewards"], np.array(sent["rewards"], np.float32))
         np.testing.assert_array_equal(batch["obs"], np.array(sent["obs"][:-1], np.float32))
         assert returns(one) == [(sum(sent["rewards"]), 40)]
-        # What came last may still be on its way when all steps are there.
-        assert eventually(lambda: one.status["steps_sent_again"] >= 25 + 25 + 15 + 15 + 30 + 15)
-        assert one.status["steps_sent_again"] == 25 + 25 + 15 + 15 + 30 + 15
+        assert one.status["steps_sent_again"] == 25 + 25 + 25 + 15
 
 
 def test_a_gap_between_chunks_is_refused_and_can_be_filled() -> None:
@@ -334,14 +302,6 @@ def test_a_gap_between_chunks_is_refused_and_can_be_filled() -> None:
         voice.bring(second, third)
         batch = one.sample(40)["default_policy"]
         np.testing.assert_array_equal(batch["rewards"], np.array(sent["rewards"], np.float32))
-
-
-def test_a_gap_at_the_beginning_leaves_no_episode_behind() -> None:
-    with served(kind=RLlinkInput) as one, one.voice() as voice:
-        assert voice.refused("EPISODES", episodes=[{**whole(5), "id": "one", "t": 3}]) == "wrong_order"
-        assert one.status["open_episodes"] == 0
-        voice.bring({**whole(32), "id": "one"})
-        assert len(one.sample(32)["default_policy"]["obs"]) == 32
 
 
 def test_a_message_in_which_one_episode_is_wrong_is_refused_as_a_whole() -> None:
@@ -430,26 +390,6 @@ def test_states_of_another_network_are_refused_by_one_that_has_a_memory(lstm: bo
         assert len(one.sample(32)["default_policy"]["obs"]) == 32
 
 
-def test_rewards_that_no_network_can_learn_from_are_refused() -> None:
-    wrong = whole(32)
-    wrong["rewards"][3] = 1e39
-    with served(kind=RLlinkInput) as one, one.voice() as voice:
-        assert voice.refused("EPISODES", episodes=[wrong]) == "out_of_range"
-        voice.ask("START_EPISODE", episode_id="e")
-        assert voice.refused("LOG_RETURNS", episode_id="e", reward=-1e39) == "out_of_range"
-        assert voice.ask("LOG_RETURNS", episode_id="e", reward=3e38)["type"] == "OK"
-
-
-def test_an_id_that_was_used_long_ago_is_refused_and_costs_nothing_else() -> None:
-    with served(kind=RLlinkInput, doors=(TCP, HTTP)) as one, one.sampling(), one.voice(TCP) as voice:
-        for number in range(1_100):
-            voice.tell("EPISODES", episodes=[whole(1, id=f"e{number}")])
-        # Where nothing is remembered of an episode its number is all that is known.
-        answer = voice.ask("EPISODES_AND_GET_STATE", episodes=[whole(1, id="e0")])
-        assert (answer["type"], answer.get("code")) == ("ERROR", "wrong_order")
-        voice.ping()
-
-
 def test_a_client_that_goes_with_chunks_open_leaves_their_rows_and_a_faulty_episode() -> None:
     sent = whole(40, id="one")
     with served(kind=RLlinkInput) as one:
@@ -479,11 +419,10 @@ def together(name: str, agents: dict[str, Any], t: int = 0, end: str = "") -> di
     }  # fmt: skip
 
 
-@both_dialects
-def test_agents_that_end_at_different_times_reach_the_batches_of_their_policies(msgpack: bool) -> None:
+def test_agents_that_end_at_different_times_reach_the_batches_of_their_policies() -> None:
     agents = {"ann": member(2, 40, end="terminated"), "bob": member(3, 35, end="truncated")}
     with served(kind=RLlinkInput, **TWO) as one:
-        with one.sampling(), one.voice(msgpack=msgpack) as voice:
+        with one.sampling(), one.voice() as voice:
             voice.bring(together("e", agents, end="terminated"))
             assert all_taken(one, voice)
         assert one.paid() == sum(range(40)) + sum(range(35))
@@ -505,31 +444,12 @@ def test_each_agent_counts_its_own_steps_over_chunks() -> None:
     third = together("e", {"bob": member(3, 30, begin=4, end="terminated", t=4)}, t=35, end="terminated")
     with served(kind=RLlinkInput, **TWO) as one:
         with one.sampling(), one.voice() as voice:
-            session = voice.greet()
             voice.bring(first, first)
             voice.bring(second)
-            voice.ping()
-            standing = voice.greet(session=session["session"])["resume"]["e"]["agents"]
-            assert standing == {"ann": 35, "bob": 4}
             voice.bring(second, third, third)
             assert all_taken(one, voice)
         assert one.paid() == sum(range(35)) + sum(range(34))
         assert one.status["steps_sent_again"] == 14 + 25 + 30
-
-
-def test_the_end_of_a_life_that_comes_again_does_not_end_the_next_one() -> None:
-    first = together("e", {"ann": member(2, 5, end="terminated")})
-    second = together("e", {"ann": member(2, 3, begin=5, t=5), "bob": member(3, 2)}, t=5)
-    last = together("e", {"ann": member(2, 30, begin=8, t=8)}, t=8, end="truncated")
-    with served(kind=RLlinkInput, **TWO) as one:
-        with one.sampling(), one.voice() as voice:
-            voice.bring(first, second)
-            voice.bring(first, second)
-            voice.bring(last)
-            assert all_taken(one, voice)
-        assert one.paid() == sum(range(38)) + 1
-        assert one.column("terminateds", "for_ann").nonzero()[0].tolist() == [4]
-        assert one.column("t", "for_ann").tolist() == [*range(5), *range(33)]
 
 
 @pytest.mark.parametrize("size", [30, 4_000], ids=["read here", "read beside"])
@@ -557,22 +477,11 @@ def test_what_no_action_can_own_counts_once_and_with_the_end(size: int) -> None:
         assert sorted(returns) == [0.0, 1_000 + sum(range(size + 5))]
 
 
-def test_what_is_paid_in_an_episode_in_which_nobody_acts_is_unclaimed() -> None:
-    paid = {"unclaimed": {"bob": 2.5, "ann": -0.5}}
-    with served(kind=RLlinkInput, **TWO) as one:
-        with one.sampling(), one.voice() as voice:
-            voice.bring(together("e", {}, end="terminated") | paid, together("f", {}, end="terminated"))
-            assert all_taken(one, voice)
-        assert one.paid() == 2.0
-        assert one.summary()["episodes_total"] == 0
-
-
-@both_dialects
-def test_rows_of_a_client_that_tells_no_times_lie_at_the_end_of_their_own_chunk(msgpack: bool) -> None:
+def test_rows_of_a_client_that_tells_no_times_lie_at_the_end_of_their_own_chunk() -> None:
     first = {"ann": member(2, 4), "bob": member(3, 2)}
     second = {"ann": member(2, 2, begin=4, t=4), "bob": member(3, 3, begin=2, t=2)}
     with served(kind=RLlinkInput, **TWO, critic_obs="all_agents", rollout_fragment_length=1) as one:
-        with one.sampling(), one.voice(msgpack=msgpack) as voice:
+        with one.sampling(), one.voice() as voice:
             # Both may come with one poll.
             voice.bring(together("e", first), together("e", second, end="terminated"))
             assert all_taken(one, voice)
@@ -596,27 +505,7 @@ def test_env_steps_of_agents_that_take_turns_are_told(told: int | None, length: 
         assert one.summary()["hist_stats"]["episode_lengths"] == [length if told is not None else 13]
 
 
-def test_a_gap_of_one_agent_refuses_the_whole_chunk_and_nothing_is_lost() -> None:
-    first = together("e", {"ann": member(2, 10), "bob": member(3, 10)})
-    gap = together("e", {"ann": member(2, 10, begin=10, t=10), "bob": member(3, 5, begin=15, t=15)}, t=10)
-    whole = together(
-        "e",
-        {
-            "ann": member(2, 25, begin=10, t=10, end="terminated"),
-            "bob": member(3, 25, begin=10, t=10, end="terminated"),
-        },
-        t=10, end="terminated",
-    )  # fmt: skip
-    with served(kind=RLlinkInput, **TWO) as one:
-        with one.sampling(), one.voice() as voice:
-            voice.bring(first)
-            assert voice.refused("EPISODES", episodes=[gap]) == "wrong_order"
-            voice.bring(whole)
-            assert all_taken(one, voice)
-        assert one.paid() == 2 * sum(range(35))
-
-
-def test_who_answers_is_told_before_and_kept_through_the_episode() -> None:
+def test_policies_of_agents_are_sent_before_the_episode_and_kept_through_it() -> None:
     asked: list[Any] = []
 
     def mapping(agent_id: Any, episode: Any, worker: Any = None, **_: Any) -> str:
@@ -642,19 +531,3 @@ def test_who_answers_is_told_before_and_kept_through_the_episode() -> None:
         lengths = {"ann": 40, "bob": 36}
         for agent, policy in told["policy_ids"].items():
             assert len(one.column("obs", policy)) == lengths[agent]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "code"),
-    [
-        (member(2, 5, end="terminated"), "malformed"),
-        ({**together("e", {"ann": member(2, 5)}), "id": None}, "malformed"),
-        (together("e", {"carl": member(2, 5)}), "unknown_id"),
-        (together("e", {"ann": member(3, 5)}), "wrong_length"),
-        (together("e", {"ann": member(2, 5), "bob": member(2, 5)}), "wrong_length"),
-    ],
-)
-def test_episodes_of_another_kind_are_refused(wrong: Any, code: str) -> None:
-    with served(kind=RLlinkInput, **TWO) as one, one.voice() as voice:
-        assert voice.refused("EPISODES", episodes=[wrong]) == code
-        assert one.status["open_episodes"] == 0

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from menv import MultiAgentEnv
 from menv.algorithms import DQN
-from menv.errors import RefusedError
-from menv.serving import Limits, PolicyClient, RLlinkInput
-from tests.external.told import Told, obs, waiting
+from menv.serving import Limits, RLlinkInput
 from tests.serving.doors import HTTP, TCP, Door, every_door
 from tests.serving.served import ACTIONS, OBS, TWO, Served, all_taken, obs_of, served, settled
 from tests.serving.talks import eventually
-from tests.serving.test_rllink import member, together
 from tests.serving.voices import Turns, Voice, episode
 
 LITTLE = {"limits": Limits(max_waiting=100_000)}
@@ -56,29 +52,6 @@ def test_episodes_that_nobody_samples_are_refused_once_too_much_waits() -> None:
         assert held_back(one) == 0
 
 
-def test_a_flood_of_one_client_costs_the_others_nothing() -> None:
-    with served(kind=RLlinkInput, settings=LITTLE) as one, one.voice() as healthy, one.voice() as voice:
-        assert "too_many" in flood(voice)
-        healthy.bring(long_episode())
-        with one.sampling():
-            turns = Turns(healthy, "e")
-            turns.act(obs_of(0))
-            turns.end(obs_of(1))
-        assert one.status["messages_refused"] > 0
-
-
-def test_clients_that_come_and_go_do_not_pile_anything_up_either() -> None:
-    with served(kind=RLlinkInput, settings=LITTLE) as one:
-        for _ in range(12):
-            with one.voice() as voice:
-                flood(voice, 30)
-        assert held_back(one) < 500_000
-        with one.voice() as voice:
-            assert voice.refused("EPISODES", episodes=[long_episode()]) == "too_many"
-        with one.sampling():
-            assert eventually(lambda: held_back(one) == 0)
-
-
 def test_actions_that_were_logged_and_nobody_samples_are_refused_once_too_much_waits() -> None:
     with served(settings={"limits": Limits(max_waiting=20_000)}) as one, one.voice() as voice:
         voice.ask("START_EPISODE", episode_id="e")
@@ -95,16 +68,6 @@ def test_actions_that_were_logged_and_nobody_samples_are_refused_once_too_much_w
             assert eventually(lambda: held_back(one) == 0)
             assert voice.ask("LOG_RETURNS", episode_id="e", reward=1.0, info=info)["type"] == "OK"
             assert voice.ask("LOG_ACTION", episode_id="e", observation=obs_of(0), action=0)["type"] == "OK"
-
-
-def test_episodes_that_begin_and_end_and_nobody_samples_are_refused_once_too_many_wait() -> None:
-    with served(settings={"limits": Limits(max_waiting=20_000)}) as one, one.voice() as voice:
-        answers = []
-        for number in range(40):
-            answers.append(voice.ask("START_EPISODE", episode_id=f"e{number}").get("code", "begun"))
-            voice.ask("END_EPISODE", episode_id=f"e{number}", observation=obs_of(0))
-        assert 10 < answers.count("begun") < 25
-        assert answers[-1] == "too_many"
 
 
 def test_open_episodes_of_a_client_are_bounded_however_they_are_begun() -> None:
@@ -263,18 +226,6 @@ def test_clients_that_vanish_leave_faulty_episodes_that_are_in_no_mean(
     assert last["num_env_steps_sampled"] == 20 * 10 + 20
 
 
-def test_a_session_that_is_not_taken_up_again_leaves_faulty_episodes() -> None:
-    with served(settings={"return_s": 0.1}) as one:
-        with one.sampling():
-            with one.voice() as voice:
-                voice.greet()
-                by_questions(voice)
-            assert settled(one)
-        result = one.summary()
-    assert (result["episodes_total"], result["num_faulty_episodes"]) == (0, 1)
-    assert "did not come back within 0.1 s" in result["first_fault"]
-
-
 def test_an_episode_that_its_client_gives_up_is_faulty() -> None:
     with served(kind=RLlinkInput) as one:
         with one.sampling(), one.voice() as voice:
@@ -285,18 +236,6 @@ def test_an_episode_that_its_client_gives_up_is_faulty() -> None:
         result = one.summary()
     assert (result["episodes_total"], result["num_faulty_episodes"]) == (0, 1)
     assert "its client gave it up" in result["first_fault"]
-
-
-def test_a_client_that_vanishes_before_its_first_action_leaves_no_episode() -> None:
-    with served() as one:
-        with one.sampling():
-            with one.voice() as voice:
-                turns = Turns(voice, "mine")
-                turns.pay(2.0)
-            assert settled(one)
-        assert one.paid() == 2.0
-        result = one.summary()
-    assert (result["episodes_total"], result["faulty_episodes_total"], result["first_fault"]) == (0, 0, None)
 
 
 def many_pieces(voice: Voice, messages: int, steps: int) -> None:
@@ -310,17 +249,6 @@ def test_a_fragment_closes_within_one_message_of_its_size() -> None:
         voice.ping()
         batches = [one.algo.sample() for _ in range(6)]
         assert [batch.env_steps() for batch in batches] == [500] * 6
-
-
-@pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
-def test_a_fragment_of_short_pieces_has_its_size(count_steps_by: str) -> None:
-    multiagent = {"policies": ["default_policy"], "count_steps_by": count_steps_by}
-    options: dict[str, Any] = {"rollout_fragment_length": 30, "multiagent": multiagent}
-    with served(kind=RLlinkInput, **options) as one, one.voice() as voice:
-        voice.bring(*(played(1 + number % 4) for number in range(100)))
-        voice.ping()
-        batches = [one.algo.sample() for _ in range(8)]
-        assert all(30 <= batch.env_steps() < 34 for batch in batches)
 
 
 def test_a_fragment_of_complete_episodes_begins_no_more_of_them_when_it_is_full() -> None:
@@ -352,72 +280,12 @@ def test_clients_take_turns_with_their_pieces() -> None:
         assert logp == pytest.approx([-0.7, -0.1, -0.7])
 
 
-def test_who_asks_does_not_wait_until_thousands_of_episodes_have_ended() -> None:
-    env = Told()
-    envs, board = waiting(env, 1.0), env.broker
-    names = [board.start() for _ in range(2000)]
-    for name in names:
-        board.log_action(name, {"agent0": obs(0, 0)}, {"agent0": 0})
-    first = envs.poll(1.0)
-    assert len(first.slots) == 2000
-    envs.send_actions(first.slots, [0] * 2000)
-    board.lose(names, "it is a test")
-    board.request_actions(board.start(), {"agent0": obs(1, 0)}, lambda _: None)
-    second = envs.poll(1.0)
-    assert len(second.slots) == 1
-    assert 0 < len(second.episodes) <= 8
-    assert all(end.faulty for end in second.episodes)
-    env.over.set()
-    envs.stop()
-
-
-def test_where_many_ask_as_many_episodes_end_so_that_ends_do_not_pile_up() -> None:
-    env = Told()
-    envs, board = waiting(env, 1.0), env.broker
-    names = [board.start() for _ in range(50)]
-    for _ in range(5):
-        for name in names:
-            board.request_actions(name, {"agent0": obs(0, 0)}, lambda _: None)
-        ready = envs.poll(1.0)
-        envs.send_actions(ready.slots, [0] * len(ready.slots))
-        ended = names
-        for name in ended:
-            board.end(name, {"agent0": obs(0, 1)})
-        names = [board.start() for _ in range(50)]
-    for name in names:
-        board.request_actions(name, {"agent0": obs(0, 0)}, lambda _: None)
-    assert len(envs.poll(1.0).episodes) == 50
-    assert board.ready == 0
-    env.over.set()
-    envs.stop()
-
-
-def test_rows_that_wait_for_pieces_are_found_again_in_the_fragments_of_several_policies() -> None:
-    with served(kind=RLlinkInput, **TWO, rollout_fragment_length=2) as one:
-        with one.sampling(), one.voice() as voice, one.voice() as other:
-            for begin in range(0, 24, 4):
-                for speaker, name in ((voice, "e"), (other, "f"), (voice, "g")):
-                    agents = {
-                        "ann": member(2, 4, begin=begin, t=begin),
-                        "bob": member(3, 4, begin=begin, t=begin),
-                    }
-                    speaker.bring(together(name, agents, t=begin, end="terminated" if begin == 20 else ""))
-                    speaker.ping()
-                # The rows of these pieces are in fragments that have been closed before the next ones come.
-                assert settled(one, 3 if begin < 20 else 0)
-        for policy, width in (("for_ann", 2), ("for_bob", 3)):
-            obs_seen = one.column("obs", policy)
-            assert obs_seen.shape == (72, width)
-            np.testing.assert_allclose(one.column("rewards", policy) % 10 / 10, obs_seen[:, 0], atol=1e-6)
-        assert one.paid() == 6 * sum(range(24))
-
-
 def starts(voice: Voice) -> Any:
     return voice.ask("START_EPISODE", episode_id="another")
 
 
 def brings(voice: Voice) -> Any:
-    voice.bring(played(1, over=False, id="another"))
+    voice.tell("EPISODES", episodes=[played(1, over=False, id="another")])
     answer = voice.ask("PING")
     if answer["type"] == "ERROR":
         assert voice.hear() == {"type": "PONG"}
@@ -440,17 +308,3 @@ def test_open_episodes_are_bounded_over_all_clients(begin: Callable[[Voice], Any
         turns[0].end(obs_of(1))
         assert begin(second)["type"] != "ERROR"
         assert begin(first)["code"] == "too_many"
-
-
-def test_a_policy_client_goes_on_when_there_is_room_for_its_episode() -> None:
-    settings = {"limits": Limits(max_open_episodes=1)}
-    with served(doors=(TCP,), settings=settings) as one, one.sampling(), one.voice() as voice:
-        turns = Turns(voice, "mine")
-        host, port = one.envs.addresses[0]
-        with PolicyClient(f"tcp://{host}:{port}", inference_mode="remote") as client:
-            with pytest.raises(RefusedError, match="1 episodes of all clients are open") as refused:
-                client.start_episode()
-            assert refused.value.code == "too_many"
-            turns.end(obs_of(1))
-            name = client.start_episode()
-            assert client.get_action(name, np.array(obs_of(1), np.float32)) in (0, 1)

@@ -1,4 +1,4 @@
-"""A client that says messages, in either dialect and through any door, and reads what comes back."""
+"""A client that says messages, through any door, and reads what comes back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import gzip
 import itertools
 import json
 import secrets
-from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from tests.serving.doors import HEADERS, HTTP, Client, Door, http_wrap
 
@@ -21,7 +18,6 @@ class Voice:
     Args:
         door: The way in.
         address: Of its port.
-        msgpack: Whether bodies are msgpack instead of JSON.
         headers: Of HTTP requests.
         session: Value of `menv-session` over HTTP; None makes one up.
     """
@@ -31,17 +27,12 @@ class Voice:
         door: Door,
         address: tuple[str, int],
         *,
-        msgpack: bool = False,
         headers: str = HEADERS,
         session: str | None = None,
     ) -> None:
         self.client = Client(door, address)
         self._headers = f"{headers}menv-session: {session or secrets.token_hex(16)}\r\n"
         self._over_http = door is HTTP
-        self._encode: Callable[[Any], bytes] = (
-            msgspec.msgpack.encode if msgpack else lambda message: json.dumps(message).encode()
-        )
-        self._decode = msgspec.msgpack.decode if msgpack else json.loads
 
     def __enter__(self) -> Voice:
         return self
@@ -51,7 +42,7 @@ class Voice:
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Say something and wait for nothing."""
-        self.body(self._encode({"type": kind, **fields}))
+        self.body(json.dumps({"type": kind, **fields}).encode())
 
     def body(self, body: bytes) -> None:
         """Send a body as it is."""
@@ -62,7 +53,7 @@ class Voice:
 
     def hear(self) -> Any:
         """Return the next message."""
-        return self._decode(self.client.receive())
+        return json.loads(self.client.receive())
 
     def ask(self, kind: str, **fields: Any) -> Any:
         """Say something and return the answer."""
@@ -81,10 +72,12 @@ class Voice:
         return str(answer["code"])
 
     def bring(self, *episodes: dict[str, Any], **fields: Any) -> None:
-        """Bring episodes; over HTTP that is answered."""
+        """Bring episodes, and wait until they are read."""
         self.tell("EPISODES", episodes=list(episodes), **fields)
         if self._over_http:
             assert self.hear() == {"type": "OK"}
+        else:
+            self.ping()
 
     def greet(self, **fields: Any) -> Any:
         """Ask for the extension."""
@@ -117,11 +110,10 @@ class Turns:
         self._last = kind, {"episode_id": self.name, "seq": next(self._numbers), **fields}
         self.voice.tell(kind, **self._last[1])
 
-    def taken_up(self, voice: Voice, seq: int) -> Turns:
-        """Return the same episode on another connection; the last message that was taken has the number `seq`."""
+    def taken_up(self, voice: Voice) -> Turns:
+        """Return the same episode on another connection."""
         turns = object.__new__(Turns)
-        turns.voice, turns.name, turns._last = voice, self.name, self._last
-        turns._numbers = itertools.count(seq + 1)
+        turns.voice, turns.name, turns._last, turns._numbers = voice, self.name, self._last, self._numbers
         return turns
 
     def at(self, seq: int, kind: str, **fields: Any) -> Any:

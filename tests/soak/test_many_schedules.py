@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from menv.adapters import local_envs
 from menv.algorithms import PPO
 from menv.envs import MultiAgentTrafficEnv
 from tests.contract.scripted import Script
@@ -54,7 +53,7 @@ def test_the_same_holds_where_environments_crash(
     script: Script, length: int, due: list[crashes.Due], kind: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_envs, "PAUSE", 0.0)
+        patch.setattr("menv.adapters.local_envs.PAUSE", 0.0)
         run = crashes.Run(script, kind, length, due)
     run.check()
     if kind == "recurrent":

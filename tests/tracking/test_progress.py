@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -16,24 +14,17 @@ from menv import DefaultCallbacks
 from menv.algorithms import PPO
 from menv.tracking import Tracker
 from menv.tracking.progress import LiveTable, PlainLines, progress
+from tests.worlds import Alone
 
 
-class Slow(gym.Env[Any, Any]):
+class Slow(Alone):
     """Takes 5 ms a step."""
 
-    observation_space, action_space = gym.spaces.Box(0, 99, (1,), np.float32), gym.spaces.Discrete(2)
+    length = 10
 
-    def __init__(self, context: Any = None) -> None:
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        self.steps = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+    def pay(self, action: Any) -> float:
         time.sleep(0.005)
-        self.steps += 1
-        return np.zeros(1, np.float32), 1.0, self.steps == 10, False, {}
+        return 1.0
 
 
 def test_lines_move_within_an_iteration(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +54,7 @@ def test_a_table_has_room_in_a_terminal_of_any_width(width: int) -> None:
     assert any(line.split()[:2] == ["3", "192"] for line in lines)
 
 
-def test_what_is_under_way_counts_from_the_beginning_of_each_iteration() -> None:
+def test_progress_counts_from_the_beginning_of_each_iteration() -> None:
     seen: list[tuple[Any, ...]] = []
 
     def note(algorithm: Any) -> None:
@@ -93,7 +84,7 @@ def test_what_is_under_way_counts_from_the_beginning_of_each_iteration() -> None
     assert {due for *_, due in seen} == {64}
 
 
-def test_without_a_terminal_there_are_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_lines_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert type(progress()) is PlainLines
     with PPO(env="tictactoe", config={"train_batch_size": 64, "sgd_minibatch_size": 64}) as algo:
         algo.learn(64, progress_bar=True, run_dir=tmp_path / "run")

@@ -94,14 +94,18 @@ def test_curves_of_seeds_are_summarized_at_common_steps() -> None:
     found = summary([first, second])
     assert found["x"].tolist() == [5, 10, 15]
     assert found["mean"].tolist() == [3, 5.5, 8]
-    assert found["low"].tolist() == [2, 3.25, 4.5]
-    assert found["high"].tolist() == [4, 7.75, 11.5]
+    # A quarter of the resamples has the first seed twice, a quarter the second.
+    assert (found["low"].tolist(), found["high"].tolist()) == ([1, 1, 1], [5, 10, 15])
+    quartiles = summary([first, second], "iqr")
+    assert (quartiles["low"].tolist(), quartiles["high"].tolist()) == ([2, 3.25, 4.5], [4, 7.75, 11.5])
 
 
 def test_the_last_tenth_of_each_seed_counts() -> None:
     steps = np.arange(1.0, 101.0)
     curves = [(steps, np.where(steps >= 90, level, -1000.0)) for level in (1.0, 2.0, 3.0, 10.0)]
-    assert last_values(curves) == {"mean": 4, "low": 1.75, "high": 4.75}
+    # Of the 256 ways to draw four seeds, 5 have a sum below 6 and 5 one above 32.
+    assert last_values(curves) == {"mean": 4, "low": 1.5, "high": 8}
+    assert last_values(curves, "iqr") == {"mean": 4, "low": 1.75, "high": 4.75}
 
 
 def test_seeds_are_one_line_with_a_band_and_settings_are_compared(tmp_path: Path) -> None:
@@ -112,22 +116,12 @@ def test_seeds_are_one_line_with_a_band_and_settings_are_compared(tmp_path: Path
     first, second = by_policy["lines"]
     assert (first["name"], second["name"]) == ("lr=0.1 · p", "lr=0.5 · p")
     assert (first["x"], first["mean"]) == ([100, 200, 300], [1, 3, 5])
-    assert (first["low"], first["high"]) == ([0.5, 2.5, 4.5], [1.5, 3.5, 5.5])
+    assert (first["low"], first["high"]) == ([0, 2, 4], [2, 4, 6])
     assert second["mean"] == [9, 9, 9]
     rows = {key: (differs, values) for key, differs, values in data["settings"]["rows"]}
     assert rows["lr"] == (True, ["0.1", "0.1", "0.5"])
     assert rows["seed"] == (True, ["1", "2", "1"])
     assert rows["gamma"] == (False, ["0.9", "0.9", "0.9"])
-
-
-def test_lines_that_say_nothing_are_left_out(tmp_path: Path) -> None:
-    served = {"clients_connected": 2, "messages_refused": 0, "idle": None}
-    results = [{**result(number, {"p": 2.0, "q": -2.0}), "external": served} for number in (1, 2)]
-    data = report_data([Run(run_folder(tmp_path / "duel", results))])
-    titles = [chart["title"] for section in data["sections"] for chart in section["charts"]]
-    assert "Clients connected" in titles
-    # The sum of a zero-sum game, a count that stays 0, and a learning rate that is a setting.
-    assert not {"Return per episode, all agents", "Messages refused", "Cur lr"} & set(titles)
 
 
 def test_the_report_of_a_league_has_its_payoff_matrix_and_who_played_last(
@@ -264,7 +258,7 @@ def test_lines_can_be_hidden_and_values_are_read_with_the_mouse(tmp_path: Path, 
     )
     browser.send("Input.dispatchMouseEvent", type="mouseMoved", **place)
     assert "300 env steps" in browser.text(".tip")
-    assert "5 (4.5 to 5.5)" in browser.text(".tip")
+    assert "5 (4 to 6)" in browser.text(".tip")
 
 
 def test_a_run_without_an_iteration_has_a_page_too(tmp_path: Path, browser: Browser) -> None:
@@ -285,20 +279,30 @@ def test_plot_draws_a_curve_of_each_policy(tmp_path: Path, capsys: pytest.Captur
     assert "did you mean episode_len_mean" in refused(
         ["plot", *runs, "-o", "a.png", "--key", "episode_len"], capsys
     )
-    assert "expected a name that ends with .png or .svg" in refused(["plot", *runs, "-o", "a.pdf"], capsys)
+    assert ".pdf" in refused(["plot", *runs, "-o", "a.jpg"], capsys)
+    assert "labels" in refused(["plot", *runs, "-o", "a.png", "--label", "a", "--label", "b"], capsys)
 
 
-def test_plot_has_the_ratings_of_a_league(tmp_path: Path) -> None:
-    ratings = [{"main": 1200.0 + 9 * at, "random": 1200.0, "latest": 1200.0} for at in (1, 2)]
-    results = [
-        result(at + 1, {"main": 0.0, "random": 0.0}) | {"league": {"rating": rating}}
-        for at, rating in enumerate(ratings)
-    ]
-    picture, run = tmp_path / "curves.svg", str(run_folder(tmp_path / "run", results))
-    assert main(["plot", run, "-o", str(picture)]) == 0
+def test_a_paper_s_figure_compares_algorithms_by_the_names_that_papers_use(tmp_path: Path) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "ppo": {"lr": 0.1},
+        "mappo": {"lr": 0.2, "critic_obs": "all_agents"},
+        "fast": {"lr": 0.5},
+    }
+    returns: dict[int, list[float]] = {1: [0, 2], 2: [2, 4]}
+    runs = [path for name, own in kinds.items() for path in seeds(tmp_path / name, returns, **own)]
+    picture = tmp_path / "paper.svg"
+    assert main(["plot", *map(str, runs), "-o", str(picture), "--title", "A title", "--x", "time"]) == 0
     text = picture.read_text()
-    for name, lines in {"rating": 1, "main": 1, "random": 1, "latest": 0}.items():
-        assert text.count(f">{name}</text>") == lines
+    for shown in ("PPO, lr=0.1", "MAPPO, lr=0.2", "PPO, lr=0.5", "A title", "minutes", "return per episode"):
+        assert f">{shown}</text>" in text
+    assert text.count("FillBetween") == 3
+    labels = [word for name in ("first", "second", "third") for word in ("--label", name)]
+    printed = tmp_path / "paper.pdf"
+    assert main(["plot", *map(str, runs), "-o", str(printed), "--width", "3.3", *labels]) == 0
+    assert printed.read_bytes()[:4] == b"%PDF"
+    # 3.3 inches of 72 points each.
+    assert b"237.6" in printed.read_bytes()
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -314,6 +318,10 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "runs of 2 different environments: tictactoe (a), CartPole-v1 (b)" in refused(
         ["report", str(run), str(other)], capsys
     )
+    # What is no return can be compared.
+    picture = ["-o", str(tmp_path / "both.png")]
+    assert main(["plot", str(run), str(other), "--key", "episode_len_mean", *picture]) == 0
+    assert capsys.readouterr().out.startswith("wrote ")
     assert "no config.json of a run in it" in refused(["report", str(tmp_path)], capsys)
     assert "there is no folder" in refused(["report", str(tmp_path / "none")], capsys)
     for place in (tmp_path, "/dev/null"):

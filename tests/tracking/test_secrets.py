@@ -14,7 +14,7 @@ import pytest
 from menv.algorithms import PPO
 from menv.cli.main import main
 from menv.errors import ConfigError
-from menv.tracking import Run, RunFolder
+from menv.tracking import Run
 
 SECRETS = ("hunter2222", "passw0rd", "abcdefgh", "evaluat0r", "of-the-environment", "1234")
 SETTINGS = {
@@ -61,7 +61,7 @@ def test_only_the_checkpoint_of_a_run_holds_its_secrets(folder: Path, secret: st
     assert list(holding(folder / "run/checkpoints", secret)) == ["000001/manifest.json"]
 
 
-def test_what_is_no_secret_is_logged(folder: Path) -> None:
+def test_settings_that_are_not_secret_are_logged(folder: Path) -> None:
     config = Run(folder / "run").config["config"]
     assert config["env_config"]["size"] == 3
     assert config["env_config"]["api_token"] == "<left out>"
@@ -84,21 +84,8 @@ def test_a_checkpoint_resumes_with_its_secrets_and_a_logged_one_asks_for_them(fo
     with PPO.from_checkpoint(folder / "run") as algo:
         assert algo.config.env_config["api_token"] == "hunter2222"
     (artifact,) = folder.glob("ml/*/*/artifacts/checkpoints/000001")
-    with pytest.raises(
-        ConfigError, match=r"config\['env_config'\]\['api_token'\] was a secret.*pass them in config"
-    ):
+    with pytest.raises(ConfigError, match="api_token"):
         PPO.from_checkpoint(artifact)
     given = {"env_config": {"api_token": "another"}, "evaluation_config": None}
     with PPO.from_checkpoint(artifact, config=given) as algo:
         assert algo.iteration == 1
-
-
-def test_the_command_of_a_script_is_shown_without_what_follows_an_option_of_a_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["my.py", "--api-key", "k1", "--token=k2", "--size", "3", "a-long-secret"]
-    )
-    RunFolder(tmp_path / "run", {"config": {"token": "a-long-secret"}}).close()
-    command = Run(tmp_path / "run").command
-    assert command == "python my.py --api-key '<left out>' '--token=<left out>' --size 3 '<left out>'"

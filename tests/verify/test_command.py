@@ -37,7 +37,7 @@ def test_an_environment_that_is_the_same_everywhere_exits_0() -> None:
 @pytest.mark.parametrize(
     "hash_seed", ["1", *[pytest.param(seed, marks=pytest.mark.slow) for seed in ("2", "random")]]
 )
-def test_an_environment_that_is_not_exits_1_and_says_where(hash_seed: str) -> None:
+def test_an_environment_with_differences_exits_1_and_names_them(hash_seed: str) -> None:
     # Whoever fixes the hashes of all processes is told, too.
     done = run("tests.verify.unsteady:Hashed", *SHORT, PYTHONHASHSEED=hash_seed)
     assert (done.returncode, done.stderr) == (1, "")
@@ -56,11 +56,11 @@ def test_seeds_and_settings_are_those_of_the_line(
     assert len(set(printed)) == 3
 
 
-def test_settings_that_are_no_json_are_told_with_the_place(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_are_not_json_are_refused_with_the_position(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["tictactoe", "--config", "{bad"])
     assert (
-        "'{bad' is no JSON (Expecting property name enclosed in double quotes: line 1 column 2"
+        "'{bad' is not JSON (Expecting property name enclosed in double quotes: line 1 column 2"
         in capsys.readouterr().err
     )
 

@@ -15,45 +15,42 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from menv import MultiAgentEnv
-from menv.base_env import ALL
 from menv.errors import EnvFaultWarning
 from tests.workers.crews import running
+from tests.worlds import Several
 
 _BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 
 
-class Churning(MultiAgentEnv):
+class Churning(Several):
     """Agents have a new id each time; every thousandth step raises."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.possible_agents = []
-        self.observation_space: Any = _BOX
-        self.action_space: Any = gym.spaces.Discrete(2)
-        self.born = self.steps = 0
-        self.alive: list[str] = []
+    possible_agents = ()
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    length = 40
+    born = steps = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.rng = np.random.default_rng(seed)
-        self.at, self.alive = 0, [self._new() for _ in range(3)]
-        return {agent: self._seen() for agent in self.alive}, {}
+    def shown(self) -> Any:
+        if not self.at:
+            self.alive = [self.new() for _ in range(3)]
+        return self.alive if not self.at else [self.gone, *self.alive]
 
-    def step(self, action_dict: Any) -> Any:
-        self.at, self.steps = self.at + 1, self.steps + 1
+    def dead(self, actions: Any) -> Any:
+        return [self.gone]
+
+    def pay(self, actions: Any) -> Any:
+        self.steps += 1
         if self.steps % 1000 == 0:
             raise RuntimeError(f"crash after {self.steps} steps")
-        dead, self.alive = self.alive[0], [*self.alive[1:], self._new()]
-        obs = {agent: self._seen() for agent in [dead, *self.alive]}
-        over = self.at == 40
-        return obs, dict.fromkeys(action_dict, 1.0), {dead: True, ALL: over}, {ALL: False}, {}
+        self.gone, self.alive = self.alive[0], [*self.alive[1:], self.new()]
+        return dict.fromkeys(actions, 1.0)
 
-    def _new(self) -> str:
+    def see(self, agent: Any) -> Any:
+        return self.rng.uniform(-1, 1, 3).astype(np.float32)
+
+    def new(self) -> str:
         self.born += 1
         return f"agent {id(self)} {self.born}"
-
-    def _seen(self) -> Any:
-        return self.rng.uniform(-1, 1, 3).astype(np.float32)
 
 
 class Sizes(NamedTuple):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from menv import DefaultCallbacks
 from menv.algorithms import PPO
 from tests.workers.crews import running, same, weights_of
@@ -37,13 +35,7 @@ def test_workers_of_evaluations_begin_without_what_callbacks_keep() -> None:
     assert marks("process") == [1.0, 1.0]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("running_ray")
-def test_workers_of_evaluations_on_ray_do_so_too() -> None:
-    assert marks("ray") == [1.0, 1.0]
-
-
-def test_a_run_that_overlaps_goes_on_from_a_checkpoint_though_callbacks_keep_it(tmp_path: Path) -> None:
+def test_a_run_that_overlaps_continues_from_a_checkpoint_though_callbacks_keep_it(tmp_path: Path) -> None:
     with running(1, overlap=True, callbacks=Keeping()) as algo:
         algo.train()
         algo.save(tmp_path)

@@ -10,11 +10,8 @@ import pytest
 
 from menv import Policy, PolicySpec, RandomPolicy
 from menv.errors import ConfigError
-from tests.checkpoints.runs import by_seat
 from tests.inside import policy_set
 from tests.workers.crews import Counting, running, same, weights_of
-
-TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
 
 
 class Set(Policy):
@@ -42,19 +39,8 @@ def to_first(*args: Any, **kwargs: Any) -> str:
     return "default_policy"
 
 
-def test_who_is_frozen_while_a_policy_is_added_keeps_its_running_means() -> None:
-    config: dict[str, Any] = {"env": "tictactoe", "observation_filter": "MeanStdFilter", "multiagent": TWO}
-    with running(1, **config) as algo:
-        algo.train()
-        algo.add_policy("c", policies_to_train=["a"])
-        before = [repr(algo.get_policy(name).connectors_state()) for name in "ab"]
-        algo.train()
-        after = [repr(algo.get_policy(name).connectors_state()) for name in "ab"]
-        assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
-
-
 @pytest.mark.slow
-def test_weights_of_ones_own_policy_that_are_set_before_another_one_comes_reach_workers() -> None:
+def test_weights_of_a_custom_policy_that_are_set_before_another_one_comes_reach_workers() -> None:
     with running(1) as algo:
         algo.add_policy("second", PolicySpec(policy_class=Set), policy_mapping_fn=to_second)
         for _ in range(4):
@@ -93,7 +79,7 @@ class Drawing(RandomPolicy):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_places_of_ones_own_policies_are_used_again_and_nobody_answers_for_another(num_workers: int) -> None:
+def test_places_of_custom_policies_are_used_again_and_no_policy_answers_for_another(num_workers: int) -> None:
     with running(num_workers, env=Counting, train_batch_size=24) as algo:
         for number in range(8):
             new = f"version {number}"
@@ -114,34 +100,3 @@ def test_places_of_ones_own_policies_are_used_again_and_nobody_answers_for_anoth
                         assert set(rows["actions"]) == {int(policy_id.split()[1]) % 2}
             assert new in algo.sample().policy_batches
         assert len(policy_set(algo).groups) <= 7
-
-
-def test_evaluations_of_workers_are_played_when_one_of_ones_own_policies_is_gone() -> None:
-    with running(0, env=Counting, evaluation_num_workers=1, evaluation_duration=2) as algo:
-        for policy_id in ("first", "second"):
-            algo.add_policy(policy_id, PolicySpec(policy_class=Set), policy_mapping_fn=to_first)
-            algo.evaluate()
-        algo.remove_policy("first")
-        algo.add_policy(
-            "third", PolicySpec(policy_class=Set), policy_mapping_fn=lambda *args, **kwargs: "third"
-        )
-        assert algo.evaluate()["evaluation"]["episodes_this_iter"] == 2
-
-
-def test_another_thread_may_change_the_population_while_workers_are_asked() -> None:
-    with running(1) as algo:
-        done = threading.Event()
-
-        def change() -> None:
-            for number in range(5):
-                algo.add_policy(f"p{number}", policy_mapping_fn=to_first)
-                algo.remove_policy(f"p{number}")
-            done.set()
-
-        thread = threading.Thread(target=change, daemon=True)
-        thread.start()
-        while not done.is_set() and thread.is_alive():
-            algo.train()
-        thread.join(60)
-        assert done.is_set()
-        assert list(algo.get_weights()) == ["default_policy"]

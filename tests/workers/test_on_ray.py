@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("running_ray")
         pytest.param({"env": "tictactoe", "multiagent": PLAYERS}, id="turns", marks=pytest.mark.slow),
     ],
 )
-def test_two_workers_on_ray_train_as_one_process_does_to_the_last_bit(settings: dict[str, Any]) -> None:
+def test_two_workers_on_ray_train_bit_identically_to_one_process(settings: dict[str, Any]) -> None:
     found = []
     for workers, each in ((0, 4), (2, 2)):
         with running(workers, engine="ray", num_envs_per_worker=each, **settings) as algo:

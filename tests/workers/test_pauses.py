@@ -37,13 +37,6 @@ def test_a_worker_that_is_frozen_in_a_step_costs_its_own_episodes_only(tmp_path:
         trains_without_the_frozen(algo)
 
 
-def test_a_worker_that_is_frozen_while_it_waits_is_replaced() -> None:
-    with running(2, env=f"{HERE}:Counting", env_timeout=1.0) as algo:
-        algo.train()
-        os.kill(algo.worker_pids()[0], signal.SIGSTOP)
-        trains_without_the_frozen(algo)
-
-
 def trains_without_the_frozen(algo: Any) -> None:
     with pytest.warns(EnvFaultWarning, match="env_timeout"):
         result = algo.train()
@@ -61,6 +54,7 @@ def test_a_frozen_remote_environment_costs_its_own_episodes_only(tmp_path: Path)
         assert algo.train()["num_faulty_episodes"] == 0
 
 
+@pytest.mark.slow_unless("*2}")
 @pytest.mark.parametrize("settings", ['{"num_workers": 2}', '{"num_workers": 0, "remote_worker_envs": true}'])
 def test_a_pause_of_all_processes_is_no_hang(settings: str) -> None:
     command = [sys.executable, "-c", SCRIPT, settings]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,25 +12,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.envs.registration import EnvSpec
 
 from menv import (
     DefaultCallbacks,
-    EnvContext,
-    Policy,
     PolicySpec,
     RandomPolicy,
     register_env,
-    registry,
 )
-from menv.algorithms import DQN, PPO, compute_advantages
-from menv.algorithms.training.sequences import state_before
-from menv.connectors import (
-    FlattenDataAgentConnector,
-)
+from menv.algorithms import DQN, PPO
 from menv.connectors.connector import register_lambda_agent_connector
-from menv.errors import CallOrderError, ConfigError, ContractError
-from menv.registry import make_env
+from menv.errors import CallOrderError, ConfigError
 from tests.checkpoints.runs import SMALL
 from tests.workers.crews import PLAYERS, Counting, running, same, weights_of
 from tests.worlds import Alone, Several
@@ -49,18 +38,6 @@ class Counts(DefaultCallbacks):
 
     def on_postprocess_trajectory(self, *, postprocessed_batch: Any, **kwargs: Any) -> None:
         postprocessed_batch["rewards"] *= 10.0
-
-
-class Stubborn(Policy):
-    """Repeats what it did first; remembers how often it was asked."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.asked = 0
-
-    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self.asked += len(obs_batch)
-        return [1] * len(obs_batch), [], {}
 
 
 def to_newcomer(agent_id: Any, episode: Any, *args: Any, **kwargs: Any) -> str:
@@ -84,17 +61,6 @@ def test_adding_policies_is_the_same_run_here_and_in_workers() -> None:
             found.append((result["digest"], weights_of(algo)))
     assert found[0][0] == found[1][0]
     assert same(found[0][1], found[1][1])
-
-
-def test_a_policy_that_takes_a_removed_ones_name_is_another_one_in_workers_too() -> None:
-    with running(2, env="tests.workers.crews:Counting") as algo:
-        algo.add_policy(NAMES[1], PolicySpec(policy_class=Stubborn), policy_mapping_fn=to_newcomer)
-        algo.sample()
-        assert set(algo.sample()[NAMES[1]]["actions"]) == {1}
-        algo.remove_policy(NAMES[1], policy_mapping_fn=lambda *args, **kwargs: NAMES[0])
-        algo.add_policy(NAMES[1], PolicySpec(policy_class=RandomPolicy), policy_mapping_fn=to_newcomer)
-        algo.sample()
-        assert set(algo.sample()[NAMES[1]]["actions"]) == {0, 1}
 
 
 def test_weights_that_are_set_act_in_the_next_fragment() -> None:
@@ -148,18 +114,6 @@ def test_connectors_that_are_edited_in_the_driver_are_those_of_the_workers() -> 
     assert np.abs(after).max() == 0
 
 
-def test_stacked_frames_of_running_episodes_outlive_an_edit_of_their_pipeline_in_workers() -> None:
-    digests = []
-    for num_workers in (0, 1):
-        stack = {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}
-        with running(num_workers, **stack) as algo:
-            algo.train()
-            connectors = algo.get_policy().agent_connectors
-            connectors.insert_before("FrameStackAgentConnector", FlattenDataAgentConnector(connectors.ctx))
-            digests.append([algo.train()["digest"] for _ in range(2)])
-    assert digests[0] == digests[1]
-
-
 def test_callbacks_about_episodes_run_in_the_workers_and_their_metrics_come_back() -> None:
     with running(2, env="tests.workers.crews:Counting", callbacks=Counts) as algo:
         result = algo.train()
@@ -184,52 +138,6 @@ def test_a_registered_name_a_lambda_and_a_gym_id_of_this_process_alone_are_known
                 assert result["episode_len_mean"] == (length if env == "local" else 5)
     finally:
         del gym.registry["KnownToTheDriver-v0"]
-
-
-def test_creators_may_ask_for_names_of_this_process_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Local(Counting):
-        """Known to this function only."""
-
-    def create(context: EnvContext) -> Any:
-        assert type(gym.make("OfTheDriver-v0").unwrapped).__name__ == "Local"
-        # A name of gymnasium's own means what it was made to mean here.
-        assert type(gym.make("Pendulum-v1").unwrapped).__name__ == "Local"
-        return make_env("of the driver", context)
-
-    lock = threading.Lock()
-    monkeypatch.setattr(registry, "_registered", {})
-    register_env("of the driver", lambda context: Local(context))
-    register_env("stays here", lambda context: lock)
-    for name in ("OfTheDriver-v0", "Pendulum-v1"):
-        spec = EnvSpec(name, entry_point=lambda **kwargs: Local(kwargs))
-        monkeypatch.setitem(gym.registry, name, spec)
-    for workers in (0, 1):
-        with running(workers, env=create, remote_worker_envs=not workers) as algo:
-            assert algo.train()["episode_len_mean"] == 5
-
-
-class Odd(Counting):
-    """Warns at each step."""
-
-    def step(self, action: Any) -> Any:
-        warnings.warn(f"looks {self.config.get('how', 'odd')}", stacklevel=1)
-        return super().step(action)
-
-
-def test_what_an_environment_warns_of_again_and_again_is_shown_once(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with running(1, env=Odd, rollout_fragment_length=16) as algo:
-        algo.train()
-    assert capfd.readouterr().err.count("looks odd") == 1
-
-
-def test_explore_off_acts_greedily_in_workers() -> None:
-    with running(2, explore=False, num_envs_per_worker=4) as algo:
-        batch = algo.sample()["default_policy"]
-        policy = algo.get_policy()
-        greedy, _, _ = policy.compute_actions(list(batch["obs"]), explore=False)
-        assert list(greedy) == list(batch["actions"])
 
 
 def test_an_observation_fn_and_a_central_critic_work_in_workers() -> None:
@@ -367,15 +275,6 @@ def test_with_workers_and_spaces_the_driver_creates_no_environment(
         assert notes.read_text().splitlines()[-1].split()[1:] == ["0", "True"]
 
 
-def test_spaces_of_the_config_that_are_not_the_environments_are_refused_by_the_worker(tmp_path: Path) -> None:
-    spaces = {"observation_space": gym.spaces.Discrete(9), "action_space": Noting.action_space}
-    with (
-        running(1, env=Noting, env_config={"notes": str(tmp_path / "notes")}, **spaces) as algo,
-        pytest.raises(ContractError, match="observation_space"),
-    ):
-        algo.train()
-
-
 # Environments that are named by a file or by another library, in worker processes.
 
 
@@ -419,12 +318,6 @@ def test_workers_find_the_environment_of_a_file_from_any_folder(where: str) -> N
         assert algo.train()["episode_len_mean"] == 4
 
 
-def test_workers_find_the_environment_of_another_library() -> None:
-    config = {**SMALL, "num_workers": 1, "engine": "process"}
-    with PPO(env="openspiel:kuhn_poker", config=config) as algo:
-        assert algo.train()["episode_reward_mean"] == pytest.approx(0)
-
-
 # Where workers run ahead, actions are told as they were drawn, and states are judged by the critic of now.
 
 
@@ -451,7 +344,8 @@ def test_values_are_those_of_now_and_probabilities_those_of_the_draw(settings: d
         for name, rows in batch.policy_batches.items():
             policy = algo.get_policy(name)
             backend, index = policy.networks.backend, policy.index
-            state = state_before(rows) if backend.state_size else None
+            names = [name for name in rows if name.startswith("state_in_")]
+            state = np.concatenate([rows[name] for name in names], 1) if names else None
             values = backend.values(index, rows["obs"], state)
             np.testing.assert_array_equal(rows["vf_preds"], values)
             numbers = rows["weights_seq_no"]
@@ -466,45 +360,6 @@ def test_values_are_those_of_now_and_probabilities_those_of_the_draw(settings: d
                     backend.values(index, rows["obs"], state)[acted], rows["vf_preds"][acted]
                 )
             backend.set_weights(index, weights[4][name])
-
-
-def test_advantages_are_made_of_the_values_of_now() -> None:
-    with running(1, overlap=True, lr=0.01, gamma=0.9) as algo:
-        for _ in range(3):
-            algo.train()
-        batch = algo.sample()["default_policy"]
-        policy = algo.get_policy("default_policy")
-        backend, segments = policy.networks.backend, batch.segments
-        last = backend.values(0, segments.next_obs)
-        expected = compute_advantages(batch.copy(), last, gamma=0.9, lambda_=algo.config.lambda_)
-        for name in ("advantages", "value_targets"):
-            np.testing.assert_allclose(batch[name], expected[name], rtol=1e-5, atol=1e-6)
-
-
-class Onlooker(DefaultCallbacks):
-    """Counts the pieces of trajectories that it is shown with advantages."""
-
-    def on_postprocess_trajectory(self, *, episode: Any, postprocessed_batch: Any, **kwargs: Any) -> None:
-        """Look at a piece, in a worker."""
-        whole = "advantages" in postprocessed_batch and "vf_preds" in postprocessed_batch
-        episode.custom_metrics["whole"] = float(whole)
-
-
-class Reader(DefaultCallbacks):
-    """Reads the advantages of whole fragments, and raises where there are none."""
-
-    def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
-        """Look at a fragment, in a worker."""
-        for rows in samples.policy_batches.values():
-            assert np.isfinite(rows["advantages"]).all()
-
-
-@pytest.mark.parametrize("callbacks", [Onlooker, Reader])
-def test_callbacks_in_workers_are_shown_whole_batches(callbacks: type[DefaultCallbacks]) -> None:
-    with running(1, overlap=True, callbacks=callbacks) as algo:
-        results = [algo.train() for _ in range(3)]
-    if callbacks is Onlooker:
-        assert results[-1]["custom_metrics"]["whole_mean"] == 1.0
 
 
 # Methods of environments are called wherever these live.
@@ -609,14 +464,14 @@ def test_a_curriculum_reaches_whole_episodes_of_evaluations_and_these_alone(plac
 
 @pytest.mark.slow_unless("here", "workers")
 @every_place
-def test_what_a_method_raises_arrives_and_the_run_goes_on(place: str) -> None:
+def test_what_a_method_raises_arrives_and_the_run_continues(place: str) -> None:
     with PPO(env=Levels, config={**CONFIG, **PLACES[place]}) as algo:
         with pytest.raises(ValueError, match="below the ground"):
             algo.call_envs("set_level", -1)
-        with pytest.raises(ConfigError, match="has no method 'set_levle'"):
+        with pytest.raises(ConfigError, match="'set_levle'"):
             algo.call_envs("set_levle", 1)
         assert algo.train()["num_env_steps_sampled"] == 40
-    with pytest.raises(CallOrderError, match=r"call_envs: .*stopped"):
+    with pytest.raises(CallOrderError, match="call_envs"):
         algo.call_envs("set_level", 1)
 
 
@@ -639,6 +494,6 @@ def test_where_nothing_can_be_called_that_is_said() -> None:
 
     with (
         PPO(env=made, config=CONFIG) as algo,
-        pytest.raises(ConfigError, match="GymVectorEnvs shows no sub-environment 0"),
+        pytest.raises(ConfigError, match="sub-environment 0"),
     ):
         algo.call_envs("reset")

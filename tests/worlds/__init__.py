@@ -36,15 +36,18 @@ class Alone(gym.Env[Any, Any]):
     def pay(self, action: Any) -> float:
         return 1.0
 
+    def info(self) -> Any:
+        return {}
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.episode, self.at = self.episode + 1, 0
-        return self.see(), {}
+        return self.see(), self.info()
 
     def step(self, action: Any) -> Any:
         self.at += 1
         paid, over = self.pay(action), self.at == self.length
-        return self.see(), paid, over and not self.cut, over and self.cut, {}
+        return self.see(), paid, over and not self.cut, over and self.cut, self.info()
 
 
 class InStep(VectorEnv):

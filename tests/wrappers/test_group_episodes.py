@@ -22,7 +22,7 @@ def absent_in(obs: Any) -> frozenset[int]:
     return getattr(obs, "absent", frozenset())
 
 
-def test_a_member_that_died_is_all_zeros_while_its_group_goes_on() -> None:
+def test_a_member_that_died_is_all_zeros_while_its_group_continues() -> None:
     game = ScriptedEnv([DEATH], agents="abc")
     env = game.with_agent_groups(BOTH)
     obs, infos = env.reset()
@@ -45,24 +45,6 @@ def test_a_member_that_died_is_all_zeros_while_its_group_goes_on() -> None:
     assert game.complaints == []
 
 
-@pytest.mark.parametrize(("moment", "absent"), [
-    (Moment("", terminated="ab", final="ab"), set()),
-    (Moment("", truncated="ab", final="ab"), set()),
-    (Moment("ab", over="truncated"), set()),
-    (Moment("", terminated="a", truncated="b", final="ab"), {0}),
-    (Moment("b", terminated="a", final="a", over="truncated"), {0}),
-    (Moment("b", terminated="a", over="truncated"), {0}),
-])  # fmt: skip
-def test_values_behind_a_truncation_are_of_members_that_have_not_terminated(moment: Any, absent: Any) -> None:
-    env = playing(Moment("ab"), moment, agents="ab")
-    env.reset()
-    obs, _, terminateds, truncateds, _ = env.step({"ab": (0, 0)})
-    assert terminateds["ab"] or truncateds["ab"]
-    assert absent_in(obs["ab"]) == absent
-    for place in range(2):
-        assert (place in absent) == (obs["ab"][place].tolist() == [0.0] * 6)
-
-
 def test_a_group_ends_with_its_last_member_and_is_truncated_if_one_member_was() -> None:
     env = playing(*DEATH)
     env.reset()
@@ -75,27 +57,6 @@ def test_a_group_ends_with_its_last_member_and_is_truncated_if_one_member_was() 
     assert (terminateds["ab"], truncateds["ab"], truncateds[ALL]) == (False, True, False)
     assert infos["ab"]["individual_rewards"] == {"b": 8.0}
     assert env.agents == []
-
-
-def test_a_group_whose_members_all_terminate_is_terminated() -> None:
-    env = playing(Moment("ab"), Moment("c", terminated="ab", final="ab"))
-    env.reset()
-    _, _, terminateds, truncateds, _ = env.step({"ab": (0, 0)})
-    assert (terminateds["ab"], truncateds["ab"]) == (True, False)
-
-
-@pytest.mark.parametrize(("over", "early", "truncated"), [
-    ("terminated", "terminated", False), ("truncated", "terminated", True), ("terminated", "truncated", True),
-])  # fmt: skip
-def test_the_end_of_the_episode_counts_for_members_without_a_flag(
-    over: str, early: str, truncated: bool
-) -> None:
-    env = playing(Moment("ab"), Moment("b", **{early: "a"}), Moment("b", over=over))  # type: ignore[arg-type]
-    env.reset()
-    env.step({"ab": (0, 0)})
-    obs, _, terminateds, truncateds, _ = env.step({"ab": (0, 0)})
-    assert steps_of(obs["ab"]) == [0, 2]
-    assert (terminateds["ab"], truncateds["ab"]) == (not truncated, truncated)
 
 
 def test_a_member_that_has_not_appeared_is_a_blank_and_is_sent_no_action() -> None:
@@ -131,7 +92,7 @@ class Fading(Several):
         return "a" if self.at == 1 else ""
 
 
-def test_the_state_of_the_whole_goes_on_in_the_place_of_members_that_are_not_there() -> None:
+def test_the_global_state_continues_for_members_that_are_absent() -> None:
     env = Fading().with_agent_groups({"all": ["a", "b", "c"]})
 
     def told(obs: AgentDict) -> list[list[float]]:
@@ -159,7 +120,7 @@ def test_the_blank_of_a_nested_space_is_one_of_its_elements_and_allows_one_actio
     assert obs["ab"][1]["observation"][1].tolist() == [1.0, 1.0]
 
 
-def test_a_member_that_returns_lives_on_in_the_group() -> None:
+def test_a_member_that_returns_continues_in_the_group() -> None:
     env = playing(Moment("ab"), Moment("b", terminated="a"), Moment("ab"), Moment("ab"))
     env.reset()
     env.step({"ab": (0, 0)})
@@ -189,21 +150,7 @@ def test_a_member_that_returns_after_the_end_of_the_group_begins_a_new_life_of_i
     assert (terminateds["ab"], truncateds["ab"]) == (True, False)
 
 
-def test_a_flag_that_stays_set_says_nothing_about_the_next_life_of_the_group() -> None:
-    env = playing(
-        Moment("abc"),
-        Moment("c", terminated="a", truncated="b"),
-        Moment("ac", truncated="b"),
-        Moment("c", terminated="a", truncated="b"),
-    )
-    env.reset()
-    assert env.step({"ab": (0, 0), "c": 0})[3]["ab"] is True
-    env.step({"c": 0})
-    _, _, terminateds, truncateds, _ = env.step({"ab": (0, 0), "c": 0})
-    assert (terminateds["ab"], truncateds["ab"]) == (True, False)
-
-
-def test_a_group_whose_first_observations_are_its_last_is_told_of_once() -> None:
+def test_a_group_whose_first_observations_are_its_last_is_reported_once() -> None:
     env = playing(
         Moment("c"), Moment("c", {"a": 3}, terminated="ab", final="ab"), Moment("c", terminated="ab")
     )

@@ -39,7 +39,7 @@ class Agree(Several):
 
 
 @pytest.mark.slow
-def test_a_group_learns_to_agree_and_never_does_what_a_member_may_not() -> None:
+def test_a_group_learns_to_agree_and_never_takes_a_masked_action() -> None:
     envs: list[Agree] = []
 
     def make(context: Any) -> Any:
@@ -63,33 +63,6 @@ def test_a_group_learns_to_agree_and_never_does_what_a_member_may_not() -> None:
     # By chance they agree about 5 times in 10; the network sees both masks, which is enough to agree always.
     assert first < 5.5
     assert last > 8.0
-
-
-class Fleeting(Agree):
-    """ "ann" leaves in the third step; from then on her mask allows nothing."""
-
-    length = 6
-
-    def observe(self) -> Any:
-        shown = super().observe()
-        if self.at < 3:
-            return shown
-        shown["ann"]["action_mask"][:] = 0
-        return shown if self.at == 3 else {"bob": shown["bob"]}
-
-    def pay(self, actions: Any) -> Any:
-        return dict.fromkeys(actions, 1.0)
-
-    def dead(self, actions: Any) -> Any:
-        return ["ann"] if self.at == 3 else []
-
-
-@pytest.mark.parametrize("algorithm", [PPO, QMIX])
-def test_a_member_that_left_with_a_mask_that_allows_nothing_does_not_stop_its_group(algorithm: Any) -> None:
-    config = {"rollout_fragment_length": 12, "train_batch_size": 12, "seed": 0}
-    groups = {"both": ["ann", "bob"]}
-    with algorithm(env=lambda context: Fleeting().with_agent_groups(groups), config=config) as algo:
-        assert algo.train()["agent_reward_mean"] == {"both": 9.0, "ann": 3.0, "bob": 6.0}
 
 
 class Holder(MultiAgentEnv):

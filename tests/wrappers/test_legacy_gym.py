@@ -153,14 +153,6 @@ def test_what_is_in_the_present_form_passes_through() -> None:
     assert env.step(1)[2:4] == (False, True)
 
 
-def test_a_tuple_observation_in_the_present_form_comes_apart_from_its_info() -> None:
-    new = OldCorridor()
-    new.observation_space = gym.spaces.Tuple([BOX, gym.spaces.Discrete(3)])
-    first = (np.zeros(1, np.float32), 2)
-    new.reset = lambda: (first, {"level": 1})  # type: ignore[method-assign]
-    assert LegacyGym(new).reset() == (first, {"level": 1})
-
-
 def test_rendering_knows_the_old_mode() -> None:
     env = LegacyGym(OldCorridor(), render_mode="ansi")
     assert (env.render(), LegacyGym(OldCorridor()).render()) == ("ansi 0", "human 0")
@@ -181,30 +173,6 @@ def test_an_old_environment_of_many_agents_becomes_a_multi_agent_environment() -
     assert terminateds == {"b": True, ALL: False}
     assert truncateds == {"b": False, ALL: False}
     assert env.agents == ["a"]
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_the_end_for_all_agents_is_a_truncation_if_a_time_limit_came_first(cut: bool) -> None:
-    old = OldTeam()
-    old.cut_by_limit = cut
-    env: Any = LegacyGym(old)
-    env.reset()
-    for _ in range(2):
-        env.step({"a": 0, "b": 0})
-    _, _, terminateds, truncateds, _ = env.step({"a": 0})
-    assert (terminateds[ALL], truncateds[ALL]) == (not cut, cut)
-
-
-def test_a_caller_may_say_whether_there_are_many_agents() -> None:
-    class Unmarked(OldTeam):
-        _agent_ids: Any = None
-
-    assert isinstance(
-        LegacyGym(types.SimpleNamespace(**dict.fromkeys(("reset", "step"), len)), multi_agent=True),
-        LegacyMultiAgent,
-    )
-    assert isinstance(LegacyGym(OldTeam(), multi_agent=False), gym.Env)
-    assert isinstance(LegacyGym(Unmarked(), multi_agent=True), MultiAgentEnv)
 
 
 class OldGymEnv(gym.Env[Any, Any]):
@@ -247,18 +215,18 @@ class OldStepGym(OldGymEnv):
 
 
 @pytest.mark.parametrize("env", [OldGymEnv, OldStepGym, OldResetMany, OldStepMany])
-def test_an_old_environment_without_the_wrapper_is_told_about_it(env: Any) -> None:
+def test_an_old_environment_without_the_wrapper_is_pointed_to_it(env: Any) -> None:
     assert "menv.wrappers.LegacyGym" in refusal(env, error=ContractError)
     with PPO(env=lambda context: LegacyGym(env()), config={**SMALL, "train_batch_size": 40}) as algo:
         assert algo.train()["episodes_total"] > 0
 
 
-def test_an_old_reset_that_takes_no_seed_is_told_about_the_wrapper() -> None:
+def test_an_old_reset_without_a_seed_is_pointed_to_the_wrapper() -> None:
     assert "menv.wrappers.LegacyGym" in refusal(OldGymEnv, {"seed": 1}, error=ContractError)
 
 
 @pytest.mark.parametrize("env", [OldCorridor, 5, types.SimpleNamespace(reset=len, step=len)], ids=str)
-def test_what_is_no_old_environment_is_refused(env: Any) -> None:
+def test_other_objects_than_old_environments_are_refused(env: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         LegacyGym(env)
     checked(str(caught.value))
@@ -271,7 +239,7 @@ ONE, TEAM = LegacyGym, LegacyMultiAgent
     *((kind, result) for kind in (ONE, TEAM) for result in [(1, 2, 3), None, tuple(range(6))]),
     (ONE, (0, 1.0, [False, False], {})), (TEAM, ({}, {}, {"a": [False], ALL: False}, {})), (TEAM, ({}, {}, False, {})),
 ])  # fmt: skip
-def test_a_step_of_neither_form_and_dones_that_are_no_flags_are_refused(kind: Any, result: Any) -> None:
+def test_a_step_of_neither_api_and_dones_that_are_not_flags_are_refused(kind: Any, result: Any) -> None:
     old = types.SimpleNamespace(
         reset=len, step=lambda action: result, observation_space=BOX, action_space=BOX
     )
@@ -307,43 +275,6 @@ def test_the_place_of_an_unknown_space_is_named() -> None:
     with pytest.raises(ConfigError, match="'x'") as caught:
         to_gymnasium(old("Dict", spaces={"x": old("Tuple", spaces=[BOX, old("Graph")])}))
     checked(str(caught.value))
-
-
-class Crossings:
-    """Two lights of unlike spaces; as in SUMO-RL, methods tell the spaces and the info is of all lights."""
-
-    observation_space, action_space = BOX, gym.spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def observation_spaces(self, light: str) -> gym.Space[Any]:
-        return gym.spaces.Box(0.0, 9.0, (1 if light == "north" else 2,), np.float32)
-
-    def action_spaces(self, light: str) -> Any:
-        return old("Discrete", n=2 if light == "north" else 3)
-
-    def reset(self, seed: int | None = None) -> AgentDict:
-        self.steps = 0
-        return {"north": np.zeros(1, np.float32), "south": np.zeros(2, np.float32)}
-
-    def step(self, actions: AgentDict) -> Any:
-        self.steps += 1
-        obs = {"north": np.full(1, self.steps, np.float32), "south": np.full(2, self.steps, np.float32)}
-        dones = {"north": False, "south": False, ALL: self.steps == 4}
-        return obs, {"north": 1.0, "south": 2.0}, dones, {"stopped": self.steps}
-
-
-def test_spaces_that_a_method_tells_are_those_of_the_agents_and_an_info_of_all_is_common() -> None:
-    env: Any = LegacyGym(Crossings(), multi_agent=True)
-    assert env.get_action_space("south") == gym.spaces.Discrete(3)
-    env.reset()
-    assert env.step({"north": 0, "south": 0})[4] == {"__common__": {"stopped": 1}}
-    policies = {"policies": ["north", "south"], "policy_mapping_fn": lambda agent, *_, **__: agent}
-    with PPO(
-        env=lambda context: LegacyGym(Crossings(), multi_agent=True), config={**SMALL, "multiagent": policies}
-    ) as algo:
-        assert algo.train()["policy_reward_mean"] == {"north": 4.0, "south": 8.0}
 
 
 # Environments of the old gym API whose agents have a place in lists, in `MultiAgentGym(LegacyGym(env))`.

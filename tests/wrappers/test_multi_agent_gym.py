@@ -72,7 +72,7 @@ class Foragers(gym.Env[Any, Any]):
         return seen(*[float(self.time)] * self.count), rewards, self.time >= 4, False, {"time": self.time}
 
 
-def test_places_are_agents_with_spaces_of_their_own() -> None:
+def test_places_are_agents_with_different_spaces() -> None:
     env = wrapped()
     assert env.possible_agents == env.agents == ["agent_0", "agent_1", "agent_2"]
     assert env.get_action_space("agent_1") == gym.spaces.Discrete(4, start=2)
@@ -105,7 +105,7 @@ def test_the_episode_ends_when_the_flags_of_all_are_set(terminated: Any, truncat
     assert (terminateds, truncateds) == ({ALL: over[0]}, {ALL: over[1]})
     assert infos == {COMMON: {"score": 3}}
     if any(over):
-        with pytest.raises(CallOrderError, match="no episode is running"):
+        with pytest.raises(CallOrderError):
             env.step({})
 
 
@@ -169,7 +169,7 @@ def test_what_has_another_form_is_refused_in_one_line(run: Callable[[], Any], er
     ],
     ids=str,
 )
-def test_an_environment_of_many_agents_that_is_passed_on_as_one_is_told_of_the_wrapper(values: Any) -> None:
+def test_a_multi_agent_environment_passed_as_single_agent_is_pointed_to_the_wrapper(values: Any) -> None:
     reward, flag = values
     spaces = gym.spaces.Tuple((BOX, BOX)), gym.spaces.Tuple((gym.spaces.Discrete(2),) * 2)
     algo = PPO(
@@ -178,7 +178,7 @@ def test_an_environment_of_many_agents_that_is_passed_on_as_one_is_told_of_the_w
     )
     with pytest.raises(
         ContractError,
-        match=r"from menv\.MultiAgentEnv instead of gymnasium\.Env \(menv\.wrappers\.MultiAgentGym wraps one",
+        match="MultiAgentGym",
     ):
         algo.sample()
     algo.stop()

@@ -8,8 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import ConfigError, check_env, to_base_env
-from menv.algorithms import PPO
+from menv import ConfigError, to_base_env
 from menv.base_env import Ready
 from menv.envs import TicTacToe
 from menv.registry import make_env
@@ -61,7 +60,7 @@ def test_an_episode_that_terminates_in_the_last_allowed_step_is_not_truncated() 
     assert [(end.terminated, end.truncated) for end in ready.ended] == [(True, False)] * 2
 
 
-def test_a_player_whose_turn_it_is_not_ends_with_its_newest_observation() -> None:
+def test_a_player_that_is_not_to_move_ends_with_its_newest_observation() -> None:
     (ready,) = ends(TimeLimit(make_env("pettingzoo:classic/tictactoe_v3"), max_episode_steps=3), 4)
     by_agent = {end.agent_id: end for end in ready.ended}
     assert {agent: (end.terminated, end.truncated) for agent, end in by_agent.items()} == {
@@ -73,21 +72,10 @@ def test_a_player_whose_turn_it_is_not_ends_with_its_newest_observation() -> Non
     assert by_agent["player_1"].obs is None
 
 
-def test_returns_count_what_was_paid_until_the_limit() -> None:
-    with PPO(env=lambda context: TimeLimit(Counting(), 5), config={"train_batch_size": 100}) as algo:
-        result = algo.train()
-    assert result["agent_reward_mean"] == {"ann": 5.0, "bob": 50.0}
-    assert result["episode_len_mean"] == 5.0
-
-
 def test_a_gymnasium_environment_gets_the_limit_of_gymnasium() -> None:
     env = TimeLimit(gym.make("CartPole-v1"), 4)
     assert isinstance(env, gym.wrappers.TimeLimit)
     assert isinstance(TimeLimit(TicTacToe(), 4).unwrapped, TicTacToe)
-
-
-def test_the_checker_finds_nothing_wrong_with_a_limited_environment() -> None:
-    assert not check_env(lambda context: TimeLimit(Counting(), 5))
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 2.5, None])
@@ -97,7 +85,7 @@ def test_another_limit_than_a_positive_whole_number_is_refused(limit: Any) -> No
 
 
 @pytest.mark.parametrize("env", [None, Counting, gym.make_vec("CartPole-v1", 2)])
-def test_what_is_no_single_environment_is_refused(env: Any) -> None:
+def test_other_objects_than_single_environments_are_refused(env: Any) -> None:
     with pytest.raises(ConfigError, match="TimeLimit"):
         TimeLimit(env, 5)
 

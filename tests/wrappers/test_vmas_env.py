@@ -67,7 +67,7 @@ def stepped(env: Any, ready: Any) -> Any:
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_each_world_ends_and_begins_by_itself(same: bool) -> None:
+def test_each_world_ends_and_begins_independently(same: bool) -> None:
     env = to_base_env(VmasEnv(Counting(), num_envs=2, same=same))
     ready = env.poll()
     assert {(join.env_id, join.agent_id) for join in ready.joined} == {
@@ -145,6 +145,29 @@ def test_observations_and_rewards_are_those_of_vmas(scenario: str, settings: dic
     assert all(rows_of(ready)[0, agent][0] == first[n][0].tolist() for n, agent in enumerate(names))
 
 
+@pytest.mark.parametrize(
+    "scenario", ["balance", "navigation", "joint_passage", "simple_adversary", "discovery"]
+)
+def test_a_world_that_ends_does_not_change_the_others(scenario: str) -> None:
+    env, raw = VmasEnv(scenario, num_envs=7, max_steps=9, seed=1), vmas.make_env(scenario, num_envs=7)
+    env.reset()
+    raw.reset(seed=1)
+    # World w ends after 9 - w steps, the other environment never.
+    env.env.steps += torch.arange(7)
+    for step in range(1, 9):
+        told = [env.action_spaces[agent].sample() for agent in env.possible_agents]
+        actions = [np.stack([action] * 7) for action in told]
+        obs, rewards, *_, infos = env.step(dict(zip(env.possible_agents, actions, strict=True)))
+        expected, paid, *_ = raw.step([torch.tensor(action) for action in actions])
+        running = np.arange(7) < 9 - step
+        for number, agent in enumerate(env.possible_agents):
+            assert np.array_equal(obs[agent][running], expected[number][running].numpy())
+            assert np.array_equal(rewards[agent][running], paid[number][running].numpy())
+        ended = np.flatnonzero(infos.get("_final_obs", [])).tolist()
+        assert ended == ([9 - step] if step > 2 else [])
+        assert env.env.steps[ended].tolist() == [0] * len(ended)
+
+
 def test_a_seed_decides_the_worlds_whatever_other_environments_do() -> None:
     def played(disturbed: bool, seed: int) -> list[Any]:
         env = to_base_env(VmasEnv("balance", num_envs=2, max_steps=3, seed=seed))
@@ -160,21 +183,9 @@ def test_a_seed_decides_the_worlds_whatever_other_environments_do() -> None:
     assert played(False, 3) != played(False, 4)
 
 
-def test_worlds_without_a_seed_differ_from_run_to_run() -> None:
-    first, second = (to_base_env(VmasEnv("balance", num_envs=1)).poll().obs.tolist() for _ in range(2))
-    assert first != second
-
-
-def test_actions_that_a_rounding_error_carries_over_the_bound_are_clamped() -> None:
-    env = to_base_env(VmasEnv("balance", num_envs=1))
-    ready = env.poll()
-    env.send_actions(ready.slots, np.full((len(ready.slots), 2), 1.0000001, np.float32))
-    assert len(env.poll().slots) == len(ready.slots)
-
-
 def test_all_rows_are_answered_at_once_and_only_after_a_poll() -> None:
     env = to_base_env(VmasEnv(Counting(), num_envs=2))
-    with pytest.raises(CallOrderError, match="poll first"):
+    with pytest.raises(CallOrderError, match="poll"):
         env.send_actions(np.arange(4), np.zeros((4, 2)))
     ready = env.poll()
     assert len(env.poll().slots) == 0
@@ -186,14 +197,14 @@ def test_all_rows_are_answered_at_once_and_only_after_a_poll() -> None:
     ("env", "settings"),
     [(gym.make("CartPole-v1"), {}), (vmas.make_env(Counting(), num_envs=1), {"num_envs": 2})],
 )
-def test_what_is_no_simulator_of_vmas_is_refused(env: Any, settings: dict[str, Any]) -> None:
+def test_other_objects_than_vmas_simulators_are_refused(env: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="VmasEnv"):
         VmasEnv(env, **settings)
 
 
 def test_without_vmas_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vmas", None)
-    with pytest.raises(ConfigError, match="pip install vmas"):
+    with pytest.raises(ConfigError, match="vmas"):
         VmasEnv("balance")
 
 
@@ -222,7 +233,7 @@ def test_policies_learn_from_all_worlds(same: bool) -> None:
         assert result["episode_reward_min"] == 33
 
 
-def test_a_run_with_evaluations_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_run_with_evaluations_continues_from_its_checkpoint(tmp_path: Path) -> None:
     config = {
         "train_batch_size": 24,
         "rollout_fragment_length": 12,

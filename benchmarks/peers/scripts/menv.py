@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, TEAMS, Sample, Seen, main
+from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, SPREAD_STEPS, TEAMS, Sample, Seen, Told, main
 from menv.algorithms import PPO
 from menv.wrappers import ParallelPettingZooEnv, VmasEnv
 
@@ -35,5 +35,31 @@ def learn(seed: int, seen: Seen) -> None:
             returns = result["hist_stats"]["episode_reward"][-new:] if new else []
 
 
+def train(seed: int, told: Told) -> None:
+    # The settings of JaxMARL's script: 16 worlds, 128 steps, 4 epochs of 4 minibatches.
+    config = {
+        "env_config": {"num_envs": 16},
+        "rollout_fragment_length": 128,
+        "train_batch_size": 16 * 128,
+        "sgd_minibatch_size": 3 * 16 * 128 // 4,
+        "num_sgd_iter": 4,
+        "lr_schedule": [[0, 2.5e-4], [SPREAD_STEPS, 0.0]],
+        "gamma": 0.99,
+        "lambda": 0.95,
+        "clip_param": 0.2,
+        "entropy_coeff": 0.01,
+        "vf_loss_coeff": 0.5,
+        "grad_clip": 0.5,
+        "normalize_values": False,
+        "model": {"fcnet_hiddens": HIDDEN, "fcnet_activation": "tanh"},
+    }
+    with PPO(env="jaxmarl:MPE_simple_spread_v3", config={**config, "seed": seed}) as algo:
+        steps = 0
+        while steps < SPREAD_STEPS:
+            result = algo.train()
+            steps = result["timesteps_total"]
+            told(steps, result["episode_reward_mean"])
+
+
 if __name__ == "__main__":
-    main("onnxruntime pettingzoo mpe2 vmas", cartpole, team, balance, learn)
+    main("onnxruntime pettingzoo mpe2 vmas jaxmarl", cartpole, team, balance, learn, train)

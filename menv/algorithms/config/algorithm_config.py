@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from msgspec import Meta
 
@@ -20,6 +20,7 @@ from menv.algorithms.config.setting import (
     setting_hint,
     table,
 )
+from menv.algorithms.config.zoo import required_zoo_settings
 from menv.algorithms.networks.stock_spec import MOST_SIZE, Cell, ConvFilter, read_filters
 from menv.errors import ConfigError
 from menv.migration_hints import hinted
@@ -117,7 +118,7 @@ class ModelConfig(Settings):
     """Sizes of the hidden layers, which follow the convolutions if there are any."""
     fcnet_activation: Activation | None = None
     """Activation after each hidden layer: "relu", "tanh", "silu", "elu" or "linear". None means "tanh" for PPO, and
-    "relu" for DQN and QMIX."""
+    "relu" for all others."""
     vf_share_layers: bool = False
     """Whether the value function shares the policy's hidden layers and convolutions. Sharing nearly halves the cost of
     learning from images, but with large returns the value error can dominate the shared layers."""
@@ -129,7 +130,8 @@ class ModelConfig(Settings):
     lstm_cell_size: int = setting(64, high=MOST_SIZE)
     """Number of units of the LSTM or GRU."""
     max_seq_len: int = setting(20, high=MOST_ROWS)
-    """Length of the training sequences of recurrent policies, in timesteps. Longer trajectory chunks are split."""
+    """Length of the training sequences of recurrent policies and of `td_lambda`, in timesteps. Longer trajectory chunks
+    are split."""
     shared_layers: str | None = None
     """Name of a group of policies that share one set of hidden layers and have separate heads. None shares nothing.
     The gradient steps of each policy change the shared layers for the whole group, so either all policies of a group
@@ -208,7 +210,11 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     """Where experience comes from instead of `env`: a path or a pattern of recorded episodes, such as
     `"games/*.parquet"`, or a function of an `InputContext` that returns a source, such as a policy server. The
     environment is then only needed for evaluations. `{"sampler": 0.5, "games/*.parquet": 0.5}` samples the environment
-    too: the numbers are shares of the env steps, and those of the environment alone are counted."""
+    too: the numbers are shares of the env steps. Only env steps of the environment are counted."""
+    common_reward: Literal["sum", "mean"] | None = None
+    """Pays every agent the reward of the team, the sum or the mean of what the environment paid to its agents in an env
+    step. "mean" divides by the agents with a running episode. The environment itself pays it, so that batches, results
+    and recordings have it; `evaluation_config={"common_reward": None}` scores each agent's own rewards."""
     env_config: Mapping[str, Any] = setting({})
     """Items of the `EnvContext` that is passed to the environment."""
     observation_space: Any = None
@@ -222,9 +228,8 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     """What runs rollout workers and remote environments: "process", processes on this machine, or "ray". None uses Ray
     if it is installed."""
     worker_start_timeout_s: float | None = setting(None, positive=True, high=_SECONDS)
-    """Seconds to wait until a Ray cluster has room for the workers. None means 300 with an autoscaler or several
-    nodes, and 10 on one machine. Training then starts with the workers that run; the others join once Ray has placed
-    them."""
+    """Seconds to wait until a Ray cluster has room for the workers; None means 60. Training then starts with the
+    workers that run; the others join once Ray has placed them."""
     num_envs_per_worker: int = setting(1, high=_ENVS, old="n_envs num_envs_per_env_runner")
     """Number of sub-environments that each worker steps together."""
     remote_worker_envs: bool = False
@@ -271,6 +276,9 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     """"MeanStdFilter" normalizes observations by their running mean and standard deviation, as an agent connector."""
     agent_connectors: Sequence[Any] = setting((), scope="connectors")
     """Additional agent connectors after the filter: registered names, or pairs of a name and its parameters."""
+    agent_ids: bool = setting(False, scope="connectors")
+    """Whether observations are followed by a one-hot code of the agent, with a column for each of `possible_agents`, so
+    that agents that share a policy may act differently in the same situation. It is the last agent connector."""
     metrics_num_episodes_for_smoothing: int = setting(100, old="metrics_smoothing_episodes")
     """Number of recent episodes over which results report means."""
     inference: Literal["auto", "onnx", "torch"] = setting("auto", scope="policy")
@@ -287,9 +295,10 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
     evaluation_interval: int | None = setting(None, classic=0, scope="schedule")
     """Number of training iterations between evaluations. None evaluates only when `evaluate()` is called."""
     evaluation_duration: int = setting(10, high=MOST_ROWS, old="evaluation_num_episodes")
-    """Number of episodes or env steps per evaluation, over all sub-environments."""
-    evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
-    """Unit of `evaluation_duration`: "episodes", or "timesteps", which are env steps rounded up to whole episodes."""
+    """Number of episodes or env steps per evaluation, over all sub-environments, or its seconds."""
+    evaluation_duration_unit: Literal["episodes", "timesteps", "seconds"] = "episodes"
+    """Unit of `evaluation_duration`: "episodes", "timesteps", which are env steps rounded up to whole episodes, or
+    "seconds", after which running episodes are played to their end."""
     evaluation_config: Mapping[str, Any] | None = None
     """Settings that differ in evaluations, such as `{"explore": False}`. Items of `env_config` are merged. Evaluations
     use the run's policies, so settings that define a policy, such as `model` or `exploration_config`, cannot differ."""
@@ -336,7 +345,7 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
             raise ConfigError(
                 f"{self._where}: env_timeout is {self.env_timeout} with environments in this process, which cannot be "
                 "interrupted, expected some in other processes; set num_workers or remote_worker_envs=True, or leave "
-                "env_timeout out for an external environment or an input, whose applications keep their own time"
+                "env_timeout out for an external environment or an input, whose applications set the pace"
             )
         if self.evaluation_parallel_to_training and not self.evaluation_num_workers:
             raise ConfigError(
@@ -354,11 +363,34 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
                 "iterations; leave it out"
             )
 
+    @classmethod
+    def from_zoo(cls, env: str, zoo: str | None = None) -> Self:
+        """Return the settings that `menv train ENV` uses.
+
+            PPOConfig.from_zoo("CartPole-v1").training(lr=1e-3).build()
+
+        Args:
+            env: The name of the environment.
+            zoo: Another table of `menv/zoo` than the algorithm's, such as "MAPPO", or your own file, "my.toml" or
+                "my.toml:TABLE".
+
+        Raises:
+            ConfigError: There is no such table for the environment, or it is one of another algorithm.
+        """
+        found = required_zoo_settings(env, zoo or cls._where, cls._where)
+        if found.algorithm != cls._where:
+            raise ConfigError(
+                f"{cls._where}: zoo {zoo} is for {found.algorithm}, expected a table of {cls._where}; name another one"
+            )
+        return cls(env=env).training(**found.settings)
+
     @property
     def replaces_env(self) -> bool:
         """Whether `input` is the only source of experience."""
         return self.input is not None and not isinstance(self.input, Mapping)
 
+    groups_agents: ClassVar[bool] = False
+    """Whether the algorithm trains groups of agents, whose rows mark which members are there."""
     own_meaning: ClassVar[frozenset[str]] = frozenset()
     """Fields with another meaning in this algorithm, which its policies never take from the config of another one."""
 
@@ -403,9 +435,9 @@ class AlgorithmConfig(BuilderChain, Settings, Mapping[str, Any]):
 
 
 def team_note(config: object) -> str:
-    """Return what to add to an error about unlike networks or spaces: some networks fit teams of one size."""
+    """Return a hint for errors about different networks or spaces: some networks fit teams of one size."""
     mixer = getattr(config, "mixer", "")
     name = "" if mixer == "" else str(mixer or "QMIX").upper()
-    if getattr(config, "critic_obs", None) == "all_agents":
+    if getattr(config, "critic_obs", None) in ("state", "all_agents"):
         name = "MAPPO"
     return name and f"; a network of {name} fits teams of one size, so keep the number of agents"

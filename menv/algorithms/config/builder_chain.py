@@ -1,7 +1,7 @@
 """RLlib's builder chain: `PPOConfig().environment("CartPole-v1").training(lr=1e-3).build()`.
 
 The base class of `AlgorithmConfig`. Each method returns a changed copy and takes any setting, also by RLlib's name;
-`multi_agent` takes those of `multiagent`.
+`multi_agent` takes the settings of `multiagent`.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def read_config(config_class: type[C], config: object, env: object = None, defau
 def override(
     config: C, changes: Mapping[str, Any] | None, policy_id: str, own_meaning: frozenset[str] = frozenset()
 ) -> C:
-    """Return `config` with the settings of a policy over it; those in `own_meaning` are not shared by all policies."""
+    """Return `config` with a policy's settings over it; settings in `own_meaning` are not shared by all policies."""
     if not changes:
         return config
     where = f"policies[{policy_id!r}].config: "
@@ -62,7 +62,7 @@ def override(
     shared = sorted(values.keys() - own)
     if shared:
         raise ConfigError(
-            f"{where}{shared[0]!r} holds for all policies, expected one of {', '.join(sorted(own))}; set it in the "
+            f"{where}{shared[0]!r} applies to all policies, expected one of {', '.join(sorted(own))}; set it in the "
             "main config"
         )
     with prefixed(where):

@@ -64,7 +64,7 @@ class Facts(TypedDict, total=False):
     classic: object
     """RLlib's spelling of the default, such as 0 for `evaluation_interval`."""
     scope: Literal["run", "schedule", "policy", "network", "connectors"]
-    """Who may have a different value: "run", evaluations; "schedule", nobody; "policy", policies and evaluations;
+    """Who may have a different value: "run", evaluations; "schedule", none; "policy", policies and evaluations;
     "network" and "connectors", policies only, because the setting defines them. The default is "run" for settings of
     every algorithm, else "policy"."""
 
@@ -83,7 +83,7 @@ class Setting(NamedTuple):
     """One setting of a config class.
 
     Attributes:
-        kind: The type of its values beside single ones such as "auto" or None; a section's class.
+        kind: The type of its values, apart from single ones such as "auto" or None; a section's class.
         type: What msgspec checks.
         rule: The same in words.
     """
@@ -97,7 +97,7 @@ class Setting(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in dicts: "lambda" is no name of Python."""
+        """Its name in dicts: "lambda" is not a name of Python."""
         return self.name.removesuffix("_")
 
     @property
@@ -318,7 +318,7 @@ def by_name(config_class: type[S]) -> type[S]:
 
     @functools.wraps(build)
     def init(self: S, **given: Any) -> None:
-        # A name such as "lambda" is no Python keyword argument, but `**settings` can contain it.
+        # A name such as "lambda" is not a Python keyword argument, but `**settings` can contain it.
         where = f"{config_class.__name__}: "
         build(self, **known_values(config_class, given, where, python_names=True))
 
@@ -334,7 +334,7 @@ def _stay(self: object, name: str, value: object) -> None:
     if here is None:
         advice = setting_hint(name, known) or hint("ignored setting", name) or advice
     raise FrozenInstanceError(
-        f"{type(self).__name__}: {name} is assigned to, and settings never change; {advice}"
+        f"{type(self).__name__}: {name} cannot be assigned, because settings are frozen; {advice}"
     )
 
 

@@ -44,7 +44,7 @@ _OFFERED: dict[str, tuple[type, ...]] = {
 """The settings that accept such a class, and its base class. No other setting accepts a class from a file: `env=PPO`
 would build an algorithm from the file's `env_config`."""
 _DATA = ("env_config", "custom_model_config", "agent_connectors")
-"""Settings whose content menv passes on; its keys are no settings."""
+"""Settings whose content menv passes on; its keys are not settings."""
 _PLAIN = (bool, int, float, str)
 _MOST_NAMED = 8
 _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm", "inferred")
@@ -71,7 +71,7 @@ class NamedOnlyError(ConfigError):
         self.missing = missing
         self.summary = (
             f"from_checkpoint: {names}{more}, which a checkpoint holds by name only, "
-            f"expected {them} to be given again"
+            "expected to be given again"
         )
         super().__init__(f"{self.summary}; pass {them} in config")
 
@@ -89,7 +89,7 @@ def named_objects(objects: Mapping[str, Any]) -> Iterator[None]:
 def as_json(value: Any, theirs: bool = False) -> Any:
     """Return a setting as JSON, with names in place of objects that JSON cannot hold.
 
-    With `theirs`, the value belongs to an environment or a model: a list is no tuple there, a str Enum no string.
+    With `theirs`, the value belongs to an environment or a model: a list is not a tuple there, a str Enum no string.
     """
     if isinstance(value, np.generic):
         return as_json(value.item(), theirs)
@@ -129,7 +129,7 @@ def _is_gymnasiums(space: object) -> bool:
 
 
 def given_map(policy_map: PolicyMap) -> PolicyMap:
-    """Return the policies and the mapping of the settings, without what self-play has made of them."""
+    """Return the policies and the mapping of the settings, without the changes of self-play."""
     given: PolicyMap = getattr(policy_map.settings[0], "base_map", policy_map)
     return given
 

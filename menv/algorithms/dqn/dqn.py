@@ -15,7 +15,8 @@ from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.off_policy.recipe import OffPolicyRecipe, instead
 from menv.algorithms.recipe import Learner, Weights
 from menv.errors import ConfigError
-from menv.inference.action_heads import ActionHead, in_a_line
+from menv.inference.heads.head import in_a_line
+from menv.inference.heads.q_values import QValues
 
 
 class DQNRecipe(OffPolicyRecipe):
@@ -32,7 +33,7 @@ class DQNRecipe(OffPolicyRecipe):
             raise ConfigError(
                 f"DQN: {kind} action space {in_a_line(action_space)}, expected Discrete; {instead(action_space)}"
             )
-        head = ActionHead("q_values", (int(action_space.n),))
+        head = QValues((int(action_space.n),))
         model = config.model
         stock = StockSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation or "relu",

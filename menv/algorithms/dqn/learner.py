@@ -1,262 +1,64 @@
-"""DQNLearner: stores the experience of one policy and trains on samples from its replay buffer.
+"""DQNLearner: the loss of Q-learning on samples from a replay buffer, and `RecurrentDQNLearner`, that on sequences.
 
-`RecurrentDQNLearner` does the same with sequences. `Learners` calls `learn` with each fragment of the policy and
-publishes `weights()`, which include epsilon, to the acting back-ends.
+The weights that they publish include epsilon.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms.config.field_checks import LEARNERS, check_stored
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
-from menv.algorithms.networks.stock_spec import EPSILON
-from menv.algorithms.networks.torch_runtime import array_of, repeatable, tensor_of
 from menv.algorithms.off_policy.config import OffPolicyConfig
-from menv.algorithms.off_policy.replay_buffer import ReplayBuffer, ReplaySample, column_of
+from menv.algorithms.off_policy.learner import ReplayLearner, TDTerms, replayed, td_loss, transitions
+from menv.algorithms.off_policy.replay_buffer import column_of
 from menv.algorithms.recipe import Weights
-from menv.algorithms.training.flat_adam import FlatAdam
-from menv.algorithms.training.return_scaling import RewardScale
 from menv.algorithms.training.sequences import Sequences, sequences, state_before
-from menv.algorithms.training.torch_threads import learning_device
 from menv.base_env import Column
 from menv.errors import ConfigError
-from menv.inference.action_heads import ILLEGAL
+from menv.inference.heads.head import ILLEGAL
+from menv.inference.heads.q_values import EPSILON
 from menv.sample_batch import SampleBatch
 
-_REPLAY, _TARGET = "replay.", "target."
-# Sums of fractions such as 0.1 may be slightly below the whole number.
-_ROUNDING = 1e-9
-_STATISTICS = ("loss", "mean_q", "mean_td_error", "grad_gnorm")
 _ETA = 0.9
 """Weight of the largest error of a sequence in its priority; the mean has the rest (eta of R2D2, section 2.3)."""
 
 
-class DQNLearner:
-    """The online and target networks of a policy, their optimizer and the replay buffer `replay`.
+class DQNLearner(ReplayLearner):
+    """Learns Q-values of choices."""
 
-    Q-values are learned in the unit of a `RewardScale`; `weights` and `set_weights` use the environment's unit. When
-    the unit changes, weights are rescaled to represent the same Q-values, except for random initial weights
-    (`has_first_weights`).
-    """
+    _settings: OffPolicyConfig
 
-    @torch.inference_mode(False)
-    def __init__(
-        self,
-        spec: NetworkSpec,
-        settings: OffPolicyConfig,
-        weights: Weights,
-        seed: int,
-    ) -> None:
-        self._settings = settings
-        self._choices = max(spec.head.sizes)
-        self._seed = seed
-        self._calls = 0
-        # Fractions of gradient steps, and timesteps since the last target update; both carry over to the next fragment.
-        self._pending_steps = 0.0
-        self._since_copy = 0.0
+    def __init__(self, spec: NetworkSpec, settings: OffPolicyConfig, weights: Weights, seed: int) -> None:
+        super().__init__(spec, settings, weights, seed)
         self._epsilon = float(weights[EPSILON][0])
-        self.has_first_weights = False
-        self._unit = RewardScale()
-        self._powers = spec.unit_weights().powers
-        # In the order of the spec, because the optimizer state is saved flat.
-        ordered = {name: weights[name] for name in spec.weight_shapes() if name != EPSILON}
-        self._device = learning_device(settings.num_gpus)
-        self._adam = FlatAdam(
-            ordered, settings.lr, grad_clip=settings.grad_clip, eps=settings.adam_epsilon, device=self._device
-        )
-        self._network = spec.torch_network(self._adam.params)
-        self._target_params = {name: param.detach().clone() for name, param in self._adam.params.items()}
-        self._target = spec.torch_network(self._target_params)
-        rows_each = settings.model.max_seq_len if spec.state_sizes else 1
-        buffer = settings.replay_buffer_config
-        if buffer.capacity < rows_each:
-            raise ConfigError(
-                f"replay_buffer_config: capacity is {buffer.capacity}, expected at least {rows_each}, because a "
-                "sequence counts as max_seq_len rows; raise it, or lower max_seq_len"
-            )
-        self.replay = ReplayBuffer(
-            buffer.capacity // rows_each,
-            prioritized=buffer.prioritized_replay,
-            alpha=buffer.prioritized_replay_alpha,
-            beta=buffer.prioritized_replay_beta,
-            eps=buffer.prioritized_replay_eps,
-        )
 
-    # Callers may be in any gradient mode.
-    @torch.inference_mode(False)
     def learn(self, batch: SampleBatch, env_steps: int) -> dict[str, float]:
-        settings = self._settings
-        self._store(batch)
-        self._epsilon = settings.epsilon_at(env_steps)
-        begun = env_steps >= settings.num_steps_sampled_before_learning_starts
-        steps = self._steps_due(batch.count) if begun and self.replay.rows else 0
-        means = self.gradient_steps(steps)
-        return {
-            **means,
-            "epsilon": self._epsilon,
-            "cur_lr": self._adam.lr,
-            **({"skipped_updates": self._adam.skipped} if self._adam.skipped else {}),
-            "replay_rows": float(self._rows_kept()),
-            "updates": float(steps),
-        }
-
-    def gradient_steps(self, count: int) -> dict[str, float]:
-        """Make `count` gradient steps on samples from the buffer."""
-        # A function of seed and call number alone, so that resumed runs sample identically.
-        rng = np.random.default_rng((self._seed, self._calls))
-        self._calls += 1
-        size = self._entries_of_a_step()
-        if not count:
-            return {}
-        self._renew_unit()
-        with repeatable(self._device):
-            done = [self._step(self.replay.sample(size, rng)) for _ in range(count)]
-        stats = dict(zip(_STATISTICS, torch.stack(done).mean(0).tolist(), strict=True))
-        unit = self._unit.unit
-        in_unit = {"loss": unit * unit, "mean_q": unit, "mean_td_error": unit}
-        return {name: value * in_unit.get(name, 1.0) for name, value in stats.items()}
+        self._epsilon = self._settings.epsilon_at(env_steps)
+        return {**super().learn(batch, env_steps), "epsilon": self._epsilon}
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
-        own = self._converted(self._adam.weights(), self._unit.unit)
-        return {**own, EPSILON: np.array([self._epsilon], np.float32)}
+        return {**super().weights(), EPSILON: np.array([self._epsilon], np.float32)}
 
     def set_weights(self, weights: Weights) -> None:
-        """Copy `weights` into both networks; the state of the optimizer and the buffer stay."""
-        own = {name: value for name, value in weights.items() if name != EPSILON}
-        self._adam.set_weights(self._converted(own, 1.0 / self._unit.unit))
-        self.has_first_weights = False
+        super().set_weights(weights)
         if EPSILON in weights:
             self._epsilon = float(weights[EPSILON][0])
-        self._copy_to_target()
-
-    def take(self, weights: Weights) -> None:
-        """Copy weights of shared layers that another policy has trained; the target network stays."""
-        self._adam.take(weights)
-
-    def state(self) -> dict[str, Column]:
-        return {
-            **self._adam.state(),
-            **{_TARGET + name: array_of(param).copy() for name, param in self._target_params.items()},
-            **{_REPLAY + name: column for name, column in self.replay.state().items()},
-            "calls": np.array(self._calls, np.int64),
-            "owed": np.array(self._pending_steps),
-            "since_copy": np.array(self._since_copy),
-            **self._unit.state(),
-            "has_first_weights": np.array(self.has_first_weights),
-        }
-
-    def check_state(self, state: Mapping[str, Column]) -> None:
-        """Refuse a state that `set_state` could not restore; nothing changes."""
-        self._adam.check_state(state)
-        self.replay.check_state(replayed(state))
-        if "reward_unit" in state:
-            self._unit.check_state(state)
-        check_stored(LEARNERS, "calls", state["calls"])
-        check_stored(LEARNERS, "owed", state["owed"], "f", -1, 1)
-        check_stored(LEARNERS, "since_copy", state["since_copy"], "f", -1)
-        taken = column_of(replayed(state), "actions")
-        check_stored(
-            LEARNERS,
-            "replay.column.actions",
-            np.zeros(0, np.int64) if taken is None else taken,
-            most=self._choices - 1,
-        )
-
-    def set_state(self, state: Mapping[str, Column]) -> None:
-        self._adam.set_state(state)
-        self.replay.set_state(replayed(state))
-        for name, param in self._target_params.items():
-            param.copy_(torch.from_numpy(np.array(state[_TARGET + name], np.float32)))
-        if "reward_unit" in state:
-            before = self._unit.unit
-            self._unit.set_state(state)
-            self._rescale(self._adam.params, before / self._unit.unit)
-            self.has_first_weights = bool(state["has_first_weights"])
-        self._calls = int(state["calls"])
-        self._pending_steps, self._since_copy = float(state["owed"]), float(state["since_copy"])
-
-    def _store(self, batch: SampleBatch) -> None:
-        if batch.count:
-            columns = self._columns(batch)
-            returns = columns["returns"][columns["valid"]] if "valid" in columns else columns["returns"]
-            self._unit.follow(returns, self._settings.replay_buffer_config.capacity)
-            self.replay.add(columns)
-
-    def _knee(self) -> float | None:
-        return self._unit.span if self._settings.td_error_loss_fn == "huber" else None
-
-    def _renew_unit(self) -> None:
-        before = self._unit.unit
-        if not self._powers or not self._unit.renew():
-            return
-        if not self.has_first_weights:
-            for params in (self._adam.params, self._target_params):
-                self._rescale(params, before / self._unit.unit)
-        self.has_first_weights = False
-
-    @torch.no_grad()
-    def _rescale(self, params: Mapping[str, Tensor], factor: float) -> None:
-        for name, power in self._powers.items():
-            params[name].mul_(factor**power)
-
-    def _converted(self, weights: Weights, factor: float) -> dict[str, npt.NDArray[np.float32]]:
-        return {
-            name: np.asarray(value * np.float32(factor ** self._powers[name]), np.float32)
-            if name in self._powers and factor != 1.0 else value
-            for name, value in weights.items()
-        }  # fmt: skip
-
-    def _rows_kept(self) -> int:
-        return self.replay.rows
-
-    def _entries_of_a_step(self) -> int:
-        return self._settings.train_batch_size
 
     def _columns(self, batch: SampleBatch) -> dict[str, Column]:
-        """Return the columns [N, ...] of a batch that `_terms` reads."""
-        found = transitions(batch, self._settings.gamma, self._settings.target_steps())
-        columns: dict[str, Column] = {
-            "obs": obs_column(batch["obs"]),
-            "actions": np.asarray(batch["actions"], np.int64),
-            "returns": found.returns,
-            "discounts": found.discounts,
-            "next_obs": obs_column(found.next_obs),
-        }
-        if found.next_mask is not None:
-            columns["next_mask"] = found.next_mask
-            # A restored buffer keeps the columns that it has.
-            if self.replay.has("mask") if self.replay.rows else self._settings.conservatism:
-                columns["mask"] = batch[SampleBatch.ACTION_MASK]
+        columns = super()._columns(batch)
+        # A restored buffer keeps the columns that it has.
+        if "next_mask" in columns and (
+            self.replay.has("mask") if self.replay.rows else self._settings.conservatism
+        ):
+            columns["mask"] = batch[SampleBatch.ACTION_MASK]
         return columns
 
-    def _steps_due(self, rows: int) -> int:
-        self._pending_steps += rows * self._settings.training_intensity / self._settings.train_batch_size
-        steps = int(self._pending_steps + _ROUNDING)
-        self._pending_steps -= steps
-        return steps
-
-    def _step(self, sample: ReplaySample) -> Tensor:
-        rows = {name: tensor_of(column, self._device) for name, column in sample.columns.items()}
-        rows["returns"] = rows["returns"] / self._unit.unit
-        prioritized = self._settings.replay_buffer_config.prioritized_replay
-        terms = self._terms(rows, tensor_of(sample.weights, self._device) if prioritized else None)
-        torch.autograd.backward(terms.loss)
-        norm = self._adam.step(sound=math.isfinite(terms.loss.item()))
-        errors = array_of(terms.td_errors)
-        # Rows with a non-finite error teach nothing.
-        self.replay.update_priorities(sample.indices, np.where(np.isfinite(errors), errors, 0.0))
-        self._count_towards_copy()
-        return torch.stack((terms.loss.detach(), terms.q_taken.mean(), terms.td_errors.abs().mean(), norm))
-
-    def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> DQNTerms:
+    def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> TDTerms:
         """Return the loss of sampled columns [B, ...] with importance weights [B], in the unit of the Q-values."""
         next_obs, allowed = rows["next_obs"], rows.get("next_mask")
         with torch.no_grad():
@@ -270,28 +72,6 @@ class DQNLearner:
     def _gaps(self, q_values: Tensor, actions: Tensor, mask: Tensor | None) -> Tensor | None:
         alpha = self._settings.conservatism
         return alpha * conservative_gaps(q_values, actions, mask) if alpha else None
-
-    def _count_towards_copy(self) -> None:
-        # Each step counts its share of timesteps, so that long fragments do not use one old target throughout.
-        self._since_copy += self._settings.train_batch_size / self._settings.training_intensity
-        frequency = self._settings.target_network_update_freq
-        copies = int(self._since_copy / frequency + _ROUNDING)
-        if copies:
-            self._since_copy -= copies * frequency
-            self._copy_to_target()
-
-    @torch.no_grad()
-    def _copy_to_target(self) -> None:
-        for name, param in self._target_params.items():
-            param.copy_(self._adam.params[name])
-
-
-class DQNTerms(NamedTuple):
-    """The mean loss, and for each row [B] the Q-value of the action taken and the TD error, both without a gradient."""
-
-    loss: Tensor
-    q_taken: Tensor
-    td_errors: Tensor
 
 
 def td_targets(returns: Tensor, discounts: Tensor, target_next: Tensor, online_next: Tensor | None) -> Tensor:
@@ -309,27 +89,13 @@ def best_value(target_next: Tensor, online_next: Tensor | None) -> Tensor:
 def dqn_loss(
     q_values: Tensor, actions: Tensor, targets: Tensor, weights: Tensor | None, knee: float | None = 1.0,
     gaps: Tensor | None = None,
-) -> DQNTerms:  # fmt: skip
+) -> TDTerms:  # fmt: skip
     """Return the Huber loss (Mnih et al. 2015): half the squared error of each row, linear beyond `knee`.
 
     q_values [B, n], actions [B] int64, targets [B] without a gradient, importance weights [B] or None for equal ones;
     a `knee` of None means squared errors throughout; `gaps` [B] are added to the losses of the rows.
     """
     return td_loss(q_values.gather(1, actions[:, None])[:, 0], targets, weights, knee, gaps)
-
-
-def td_loss(
-    q_taken: Tensor, targets: Tensor, weights: Tensor | None, knee: float | None, gaps: Tensor | None = None
-) -> DQNTerms:
-    """Return the loss for the Q-values [B] of the actions taken; see `dqn_loss`."""
-    if knee is None:
-        losses = 0.5 * torch.nn.functional.mse_loss(q_taken, targets, reduction="none")
-    else:
-        losses = torch.nn.functional.huber_loss(q_taken, targets, reduction="none", delta=knee)
-    if gaps is not None:
-        losses = losses + gaps
-    loss = losses.mean() if weights is None else (weights * losses).mean()
-    return DQNTerms(loss, q_taken.detach(), q_taken.detach() - targets)
 
 
 def conservative_gaps(q_values: Tensor, actions: Tensor, mask: Tensor | None) -> Tensor:
@@ -341,68 +107,14 @@ def conservative_gaps(q_values: Tensor, actions: Tensor, mask: Tensor | None) ->
     return allowed.logsumexp(-1) - q_values.gather(-1, actions[..., None])[..., 0]
 
 
-class Transitions(NamedTuple):
-    """n-step transitions: the target of an action is `returns + discounts * max Q(next_obs)`.
-
-    Attributes:
-        returns: [N] float32 sums of up to n discounted rewards.
-        discounts: [N] float32 gamma to the number of rewards, 0 after a termination.
-        next_obs: [N, F] the observation after the rewards.
-        next_mask: [N, M] choices that are allowed there, or None.
-    """
-
-    returns: npt.NDArray[np.float32]
-    discounts: npt.NDArray[np.float32]
-    next_obs: Column
-    next_mask: Column | None
-
-
-def transitions(batch: SampleBatch, gamma: float, n: int) -> Transitions:
-    """Return the n-step transitions of a batch (Sutton 1988; Mnih et al. 2016, equation of section 4.2).
-
-    Timesteps closer than n to the end of their chunk use fewer rewards. Targets bootstrap at truncations and at the
-    end of a fragment, not after a termination.
-    """
-    if n < 1:
-        raise ConfigError(f"n_step: n is {n}, expected at least 1; correct n_step")
-    segments, count = batch.segments, batch.count
-    ends = np.repeat(segments.ends, segments.lengths)
-    # [N] the index after the last reward of each return.
-    after = np.minimum(np.arange(count) + n, ends)
-    steps = after - np.arange(count)
-    rewards = np.asarray(batch["rewards"], np.float64)
-    returns = rewards.copy()
-    for lag in range(1, min(n, int(steps.max(initial=0)))):
-        returns[:-lag] += np.where(steps[:-lag] > lag, gamma**lag * rewards[lag:], 0.0)
-    discounts = np.where(batch["terminateds"][after - 1], 0.0, gamma**steps)
-    at_end = after == ends
-    chunk = np.repeat(np.arange(len(segments.lengths)), segments.lengths)[at_end]
-    next_obs = _next_rows(batch["obs"], after, at_end, segments.next_obs[chunk])
-    masks, next_mask = batch.get(SampleBatch.ACTION_MASK), None
-    if masks is not None:
-        next_mask = _next_rows(masks, after, at_end, segments.next_mask[chunk])
-    # Numbers too large for float32 become infinite; such updates are skipped and reported.
-    with np.errstate(over="ignore"):
-        return Transitions(returns.astype(np.float32), discounts.astype(np.float32), next_obs, next_mask)
-
-
-def _next_rows(column: Column, after: Column, at_end: Column, beyond: Column) -> Column:
-    found = column.take(np.minimum(after, len(column) - 1), axis=0)
-    found[at_end] = beyond
-    return found
-
-
-def replayed(state: Mapping[str, Column]) -> dict[str, Column]:
-    """Return the state of the buffer within the state of a learner."""
-    return {name.removeprefix(_REPLAY): state[name] for name in state if name.startswith(_REPLAY)}
-
-
 class RecurrentDQNLearner(DQNLearner):
-    """A `DQNLearner` of a recurrent policy: its buffer holds sequences of at most `max_seq_len` timesteps.
+    """A `DQNLearner` whose buffer holds sequences of at most `max_seq_len` timesteps, for recurrent policies.
 
     As in R2D2 (Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning", section 3)
     the buffer stores the recurrent state before each sequence. Targets end at the sequence.
     """
+
+    _in_sequences = True
 
     def check_state(self, state: Mapping[str, Column]) -> None:
         valid, own = column_of(replayed(state), "valid"), self._settings.model.max_seq_len
@@ -439,14 +151,15 @@ class RecurrentDQNLearner(DQNLearner):
             "discounts": found.discounts[rows],
             "after": np.where(split.valid, after, 0),
             "valid": split.valid,
-            "state": state_before(batch, split.starts),
         }
+        if self._is_recurrent:
+            columns["state"] = state_before(batch, split.starts)
         mask = batch.get(SampleBatch.ACTION_MASK)
         if mask is not None:
             columns["next_mask"] = _with_next(mask, split, chunks.segments.next_mask)
         return columns
 
-    def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> DQNTerms:
+    def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> TDTerms:
         obs, state, valid, after = rows["obs"], rows["state"], rows["valid"], rows["after"]
         mask = rows.get("next_mask")
         shape, steps = obs.shape[:2], obs.flatten(0, 1)
@@ -466,7 +179,7 @@ class RecurrentDQNLearner(DQNLearner):
         each = None if weights is None else weights[number]
         gaps = self._gaps(own, rows["actions"][valid], None if mask is None else mask[:, :-1][valid])
         terms = dqn_loss(own, rows["actions"][valid], targets, each, self._knee(), gaps)
-        return terms._replace(td_errors=_sequence_priorities(terms.td_errors.abs(), valid))
+        return terms._replace(td_errors=sequence_priorities(terms.td_errors.abs(), valid))
 
 
 def _with_next(column: Column, split: Sequences, beyond: Column) -> Column:
@@ -476,7 +189,7 @@ def _with_next(column: Column, split: Sequences, beyond: Column) -> Column:
     return out
 
 
-def _sequence_priorities(errors: Tensor, valid: Tensor) -> Tensor:
+def sequence_priorities(errors: Tensor, valid: Tensor) -> Tensor:
     """Return the priorities of sequences [B] from the errors of their timesteps [M]."""
     laid_out = errors.new_zeros(valid.shape)
     laid_out[valid] = errors

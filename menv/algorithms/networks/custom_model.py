@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.algorithms.networks.network_spec import UNKNOWN, NetworkSpec
-from menv.algorithms.networks.stock_spec import EPSILON, UnitWeights
+from menv.algorithms.networks.stock_spec import UnitWeights
+from menv.algorithms.training.torch_threads import check_packages
 from menv.connectors.obs_preprocessor import MASK_KEY, ObsPreprocessor
 from menv.inference.acting_graphs import ActingGraphs
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.head import ActionHead
 from menv.spaces import Keys, built
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from menv.algorithms.networks.network_spec import TorchNetwork
 
 VALUE_SCALE, VALUE_SHIFT = "value_scale.weight", "value_scale.bias"
-"""Weights [1] of a module whose values have no last layer of their own: values are its own times one plus the other."""
+"""Weights [1] of a module whose values have no separate last layer: its values times the first, plus the second."""
 
 
 class CustomModel(Protocol):
@@ -58,7 +59,7 @@ class CustomModel(Protocol):
       Discrete(3), "steer": Box(-1, 1, (1,))}` has 5 outputs. For DQN, `forward` returns Q-values [B, num_outputs],
       alone or first in a tuple; the setting `dueling` has no effect.
     - PPO's first values are 0, unless `normalize_values` is off: the last layer of the values starts with zeros. Where
-      they have none of their own, menv multiplies and shifts them by two more weights, `value_scale`.
+      values have no last layer, menv multiplies and shifts them by two more weights, `value_scale`.
     - Parameters that require a gradient are trained. Other parameters and buffers keep the values of a module that is
       built with a seed of 0. The module always runs in evaluation mode: dropout is off, and batch normalization is
       refused; use `LayerNorm` or `GroupNorm`.
@@ -120,6 +121,7 @@ def _without(space: gym.Space[Any], masks: set[tuple[Any, ...]], keys: tuple[Any
 
 def _custom_network() -> Any:
     """Return the module of the torch form, which imports torch."""
+    check_packages("model.custom_model", "torch")
     from menv.algorithms.networks import custom_network
 
     return custom_network
@@ -180,8 +182,8 @@ class CustomSpec(NetworkSpec):
         weights: dict[str, npt.NDArray[np.float32]] = {
             name: param.detach().numpy().copy() for name, param in params.items()
         }
-        if self.head.kind == "q_values":
-            weights[EPSILON] = np.ones(1, np.float32)
+        if self.head.is_value_based:
+            weights.update(self.head.weights)
         elif VALUE_SCALE in self.unit_weights().powers:
             weights.update({VALUE_SCALE: np.ones(1, np.float32), VALUE_SHIFT: np.zeros(1, np.float32)})
         return weights
@@ -192,7 +194,7 @@ class CustomSpec(NetworkSpec):
     @cached_property
     def _unit_weights(self) -> UnitWeights:
         found: UnitWeights = _custom_network().unit_weights(self)
-        if found.powers or self.head.kind == "q_values":
+        if found.powers or self.head.is_value_based:
             return found
         return UnitWeights({VALUE_SCALE: 1, VALUE_SHIFT: 1}, VALUE_SHIFT)
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import torch
-from onnx import TensorProto
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -25,11 +24,11 @@ from menv.algorithms.networks.custom_model import VALUE_SCALE, VALUE_SHIFT
 from menv.algorithms.networks.graph_builder import ActingGraph
 from menv.algorithms.networks.stock_graphs import add_policy
 from menv.algorithms.networks.stock_spec import UnitWeights
-from menv.algorithms.torch_distributions import masked
 from menv.connectors.action_output import each_part
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, in_words
 from menv.inference.acting_graphs import GraphKind
+from menv.inference.heads.head import masked
 from menv.inference.model_check import refuse_unsafe_model
 from menv.migration_hints import warn_of_uncalled
 
@@ -56,7 +55,7 @@ class TorchCustom:
     def __init__(self, spec: CustomSpec, params: Mapping[str, Tensor]) -> None:
         self.obs_size = spec.obs_size
         self._structure = spec.structure
-        self._of_q_values = spec.head.kind == "q_values"
+        self._of_q_values = spec.head.is_value_based
         device = next(iter(params.values())).device
         # Everything that is not learned must be the same in all processes that run this network.
         self._module = build_module(spec, 0)
@@ -127,7 +126,7 @@ def build_module(spec: CustomSpec, seed: int) -> nn.Module:
                 found: Any = module(*_trial_inputs(spec, state))
         except Exception as error:
             raise ConfigError(
-                f"{_where(spec)}: trying it failed with {' '.join(in_words(error).split()):.{_MOST_SHOWN}}, "
+                f"{_where(spec)}: a trial call failed with {' '.join(in_words(error).split()):.{_MOST_SHOWN}}, "
                 f"expected a torch.nn.Module built with {('obs_space', 'num_outputs', *spec.config)}, whose forward "
                 f"takes observations of {spec.structure.space}, and a list of states if it has get_initial_state"
             ) from error
@@ -146,11 +145,11 @@ def _why_unfit(spec: CustomSpec, module: nn.Module, state: list[Tensor], found: 
     if not params or any(param.dtype != torch.float32 or param.device.type != "cpu" for param in params):
         return "expected parameters of float32 on the CPU that require gradients"
     rows = (_TRIAL_ROWS, _TRIAL_STEPS) if state else (_TRIAL_ROWS,)
-    of_q_values = spec.head.kind == "q_values"
+    of_q_values = spec.head.is_value_based
     wanted = [(*rows, spec.head.inputs)] if of_q_values else [(*rows, spec.head.inputs), rows]
     parts = list(found) if isinstance(found, tuple) else [found]
     after = parts.pop() if state and parts else []
-    # Beside Q-values there may be values.
+    # Values may follow the Q-values.
     parts = parts[:1] if of_q_values else parts
     if _shapes(parts) != wanted or _shapes(after) != [(_TRIAL_ROWS, len(part)) for part in state]:
         return (
@@ -204,7 +203,7 @@ def unit_weights(spec: CustomSpec) -> UnitWeights:
         found = torch.func.functional_call(module, {**params, **own}, inputs)
         parts = list(found) if isinstance(found, tuple) else [found]
         others = list(parts.pop()) if spec.state_sizes else []
-        return (parts[0], others) if spec.head.kind == "q_values" else (parts[1], [parts[0], *others])
+        return (parts[0], others) if spec.head.is_value_based else (parts[1], [parts[0], *others])
 
     values, others = values_and_others(torch.clone)
 
@@ -257,8 +256,8 @@ class CustomGraphs:
         if self._body is None:
             raise ConfigError(
                 f"{_where(self.spec)}: torch.onnx cannot express it ({self._why_not}), expected a forward without "
-                "branches and loops that depend on numbers; change it, or leave acting to processes that have the "
-                "module, and torch"
+                "branches and loops that depend on numbers; change it, or let only processes with the module and torch "
+                "act"
             )
         return self._body
 
@@ -356,10 +355,10 @@ class _CustomGraph(ActingGraph):
         self.opsets = [onnx.helper.make_opsetid("", body.opset_import[0].version)]
         self.ir_version = body.ir_version
         pixels = ObsPreprocessor(spec.observation_space).dtype == np.uint8
-        self.given("obs", TensorProto.UINT8 if pixels else TensorProto.FLOAT, ["R", spec.obs_size])
-        self.add("Cast", "obs", name=f"{_BODY}rows", to=TensorProto.FLOAT)
+        self.given("obs", np.uint8 if pixels else np.float32, ["R", spec.obs_size])
+        self.cast("obs", np.float32, f"{_BODY}rows")
         if spec.state_sizes:
-            self.given("state", TensorProto.FLOAT, ["R", sum(spec.state_sizes)])
+            self.given("state", np.float32, ["R", sum(spec.state_sizes)])
         shapes = spec.weight_shapes()
         for constant in body.graph.initializer:
             if constant.name in shapes:

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
-
-from menv.algorithms.networks.stock_spec import EPSILON, LOG_STD
+from onnx import helper, numpy_helper
 
 OPSET = 17
 IR_VERSION = 9
@@ -41,16 +39,20 @@ class GraphBuilder:
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
-    def given(self, name: str, element: int, shape: Sequence[str | int]) -> str:
+    def cast(self, x: str, dtype: npt.DTypeLike, name: str = "") -> str:
+        """Add the conversion of a value to another type and return its name."""
+        return self.add("Cast", x, name=name, to=element(dtype))
+
+    def given(self, name: str, dtype: npt.DTypeLike, shape: Sequence[str | int]) -> str:
         """Declare an input and return its name."""
-        self.inputs[name] = helper.make_tensor_value_info(name, element, shape)
+        self.inputs[name] = helper.make_tensor_value_info(name, element(dtype), shape)
         return name
 
-    def result(self, name: str, element: int, shape: Sequence[str | int], source: str) -> None:
+    def result(self, name: str, dtype: npt.DTypeLike, shape: Sequence[str | int], source: str) -> None:
         """Declare an output that has the value of `source`."""
         if name != source:
             self.add("Identity", source, name=name)
-        self.outputs[name] = helper.make_tensor_value_info(name, element, shape)
+        self.outputs[name] = helper.make_tensor_value_info(name, element(dtype), shape)
 
     def model(self, name: str, held: Sequence[onnx.TensorProto] = ()) -> onnx.ModelProto:
         """Return the model; `held` are initializers that replace inputs."""
@@ -67,7 +69,7 @@ class GraphBuilder:
 
 
 class ActingGraph(GraphBuilder):
-    """The graph of a policy's network; subclasses add the network, and tails add the actions.
+    """The graph of a policy's network; subclasses add the network, and heads add the actions.
 
     All weights are graph inputs. In a stacked graph, which computes P policies at once, weights have a leading axis P,
     biases are [P, 1, out], and `which` [R] is the policy of each row.
@@ -97,18 +99,19 @@ class ActingGraph(GraphBuilder):
 
     def weight(self, name: str, shape: tuple[int, ...]) -> str:
         """Declare a weight as an input."""
-        self._weights.add(name)
-        if not self.stacked:
-            return self.given(name, TensorProto.FLOAT, shape)
-        row_vector = len(shape) == 1 and name not in (LOG_STD, EPSILON)
-        return self.given(name, TensorProto.FLOAT, ["P", *((1,) if row_vector else ()), *shape])
+        row_vector = self.stacked and len(shape) == 1
+        return self._weight(name, (1, *shape) if row_vector else shape)
 
     def of_each_row(self, name: str, shape: tuple[int, ...]) -> str:
         """Return a weight outside of layers: broadcastable to rows, or [R, ...] if stacked."""
-        weight = self.weight(name, shape)
+        weight = self._weight(name, shape)
         if not self.stacked:
             return weight
-        return self.add("Gather", weight, self.given("which", TensorProto.INT64, ["R"]), axis=0)
+        return self.add("Gather", weight, self.given("which", np.int64, ["R"]), axis=0)
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> str:
+        self._weights.add(name)
+        return self.given(name, np.float32, ["P", *shape] if self.stacked else shape)
 
     def row_sum(self, x: str, width: int, factor: float = 1.0) -> str:
         """Return the sums of rows of `width` numbers times `factor`, as one column."""
@@ -148,6 +151,11 @@ class ActingGraph(GraphBuilder):
         self.inputs = {
             name: given for name, given in self.inputs.items() if name in read or name not in self._weights
         }
+
+
+def element(dtype: npt.DTypeLike) -> int:
+    """Return the ONNX type of elements."""
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 def renamed(node: onnx.NodeProto, rename: Callable[[str], str]) -> onnx.NodeProto:

@@ -49,7 +49,7 @@ def _warn_of_plain_images(preprocessor: ObsPreprocessor) -> None:
             warnings.warn(
                 f"model: {leaf.path} is an image of shape {leaf.space.shape} among other parts of the observations, "
                 f"which the stock network reads as {leaf.width} plain numbers, expected an image alone or with an "
-                "action_mask; write a custom_model that convolves it, or say conv_filters=[] if numbers will do",
+                "action_mask; write a custom_model that convolves it, or set conv_filters=[] to keep plain numbers",
                 stacklevel=2,
             )
 

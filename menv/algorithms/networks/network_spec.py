@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from menv.errors import ConfigError
 from menv.inference.acting_graphs import ActingGraphs
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.head import ActionHead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,7 +150,7 @@ def _refusal(shapes: Mapping[str, tuple[int, ...]], rule: str) -> ConfigError:
     weights = sum(map(math.prod, shapes.values()))
     return ConfigError(
         f"model: a network of {weights:,} weights, {largest!r} {list(shapes[largest])} among them, expected {rule}; "
-        "lower fcnet_hiddens, lstm_cell_size, conv_filters or mixing_embed_dim, or take smaller observations"
+        "lower fcnet_hiddens, lstm_cell_size, conv_filters or mixing_embed_dim, or use smaller observations"
     )
 
 

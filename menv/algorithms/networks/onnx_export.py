@@ -24,7 +24,7 @@ from menv.errors import ConfigError, MissingExtraError
 
 try:
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import helper, numpy_helper
     from onnx.utils import Extractor
 except ImportError as error:
     raise MissingExtraError(
@@ -33,15 +33,17 @@ except ImportError as error:
 
 import menv
 from menv.algorithms.networks.graph_builder import GraphBuilder, renamed
-from menv.algorithms.networks.stock_spec import EPSILON
 from menv.connectors.action_output import ActionOutput, is_discrete
-from menv.connectors.built_in import ClipRewardAgentConnector, FrameStackAgentConnector
+from menv.connectors.built_in import (
+    AgentIdAgentConnector,
+    ClipRewardAgentConnector,
+    FrameStackAgentConnector,
+)
 from menv.connectors.connector import AgentConnector, AgentRows
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor, ObsPreprocessorConnector
 from menv.connectors.pipeline import AgentConnectorPipeline, action_plan, batch_steps
 from menv.inference.acting_graphs import ActingGraphs, GraphKind
-from menv.inference.action_heads import LEAST_CHANCE, ActionHead
 from menv.inference.golden import Golden, difference, make_golden
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy
 from menv.inference.onnx_backend import OnnxBackend, open_session
@@ -80,7 +82,7 @@ class GraphEnds(GraphBuilder):
             names[keys] = dotted("obs", keys)
             dtype = np.dtype(space.dtype or np.int64)
             frames_of = () if keys in masks else several
-            self.given(names[keys], _element(dtype), [ROWS, *frames_of, *(space.shape or ())])
+            self.given(names[keys], dtype, [ROWS, *frames_of, *(space.shape or ())])
         for leaf in preprocess.leaves if several else ():
             shape = self.constant([-1, *(leaf.space.shape or ())])
             names[leaf.keys] = self.add("Reshape", names[leaf.keys], shape)
@@ -96,7 +98,7 @@ class GraphEnds(GraphBuilder):
                 bounds = [self.constant([place]) for place in (start, start + width, 1)]
                 names[keys] = self.add("Slice", name, *bounds)
             start += width
-        self.given(name, TensorProto.FLOAT, [ROWS, start])
+        self.given(name, np.float32, [ROWS, start])
         self._read(names, preprocess, change)
 
     def _read(
@@ -114,7 +116,7 @@ class GraphEnds(GraphBuilder):
         masks = []
         for leaf in preprocess.mask_leaves:
             flat = self.add("Reshape", names[leaf.keys], self.constant([-1, leaf.width]))
-            masks.append(self.add("Cast", flat, to=TensorProto.BOOL))
+            masks.append(self.cast(flat, np.bool_))
         if masks:
             self.add("Identity", self._joined(masks), name=MASK)
 
@@ -122,19 +124,19 @@ class GraphEnds(GraphBuilder):
         space: Any = leaf.space
         if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
             sizes = np.array([space.n]) if isinstance(space, gym.spaces.Discrete) else space.nvec.reshape(-1)
-            digits = self.add("Cast", given, to=TensorProto.INT64)
+            digits = self.cast(given, np.int64)
             digits = self.add("Reshape", digits, self.constant([-1, len(sizes)]))
             wide = self.add("Gather", digits, self.constant(np.repeat(np.arange(len(sizes)), sizes)), axis=1)
             starts = np.atleast_1d(np.asarray(space.start)).reshape(-1)
             choices = np.concatenate(
                 [start + np.arange(size) for start, size in zip(starts, sizes, strict=True)]
             )
-            return self.add("Cast", self.add("Equal", wide, self.constant(choices)), to=TensorProto.FLOAT)
+            return self.cast(self.add("Equal", wide, self.constant(choices)), np.float32)
         flat = self.add("Reshape", given, self.constant([-1, leaf.width]))
         if preprocess.dtype == np.uint8:
             # The network scales bytes itself.
             return flat
-        return self.add("Cast", flat, to=TensorProto.FLOAT)
+        return self.cast(flat, np.float32)
 
     def _joined(self, parts: Sequence[str]) -> str:
         return parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=1)
@@ -170,7 +172,7 @@ class GraphEnds(GraphBuilder):
                 self.add("Gather", choices, self.constant(columns), axis=1)
                 for columns in (nested.choices, nested.numbers)
             )
-            choices = self.add("Cast", choices, to=TensorProto.INT64)
+            choices = self.cast(choices, np.int64)
         if starts:
             choices = self.add("Add", choices, self.constant(np.concatenate(starts)))
         if mixed or not starts:
@@ -185,8 +187,8 @@ class GraphEnds(GraphBuilder):
                 x = self.add("Gather", x, self.constant(np.arange(start, start + width)), axis=1)
             places[chosen] += width
             x = self.add("Reshape", x, self.constant([-1, *sample.shape[1:]]))
-            name = self.add("Cast", x, to=_element(sample.dtype), name=dotted("action", keys))
-            self.result(name, _element(sample.dtype), [ROWS, *sample.shape[1:]], name)
+            name = self.cast(x, sample.dtype, dotted("action", keys))
+            self.result(name, sample.dtype, [ROWS, *sample.shape[1:]], name)
         self.outputs.update(others)
 
     def _scaled(self, x: str, output: ActionOutput) -> str:
@@ -194,7 +196,7 @@ class GraphEnds(GraphBuilder):
         x = self.add("Mul", x, self.constant(half, np.float32))
         x = self.add("Add", x, self.constant(centre, np.float32))
         exact = np.result_type(np.float32, least.dtype)
-        x = self.add("Cast", x, to=_element(exact))
+        x = self.cast(x, exact)
         x = self.add("Max", x, self.constant(least, exact))
         return self.add("Min", x, self.constant(most, exact))
 
@@ -205,10 +207,11 @@ class GraphEnds(GraphBuilder):
         return model
 
 
-def _type_of(value: onnx.ValueInfoProto) -> tuple[int, list[str | int]]:
-    """Return element type and shape of an input or output of an acting graph, for that of the file."""
+def _type_of(value: onnx.ValueInfoProto) -> tuple[np.dtype[Any], list[str | int]]:
+    """Return dtype and shape of an input or output of an acting graph, for that of the file."""
     tensor = value.type.tensor_type
-    return tensor.elem_type, [ROWS, *(axis.dim_value for axis in tensor.shape.dim[1:])]
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    return dtype, [ROWS, *(axis.dim_value for axis in tensor.shape.dim[1:])]
 
 
 def dotted(first: str, keys: Sequence[Any]) -> str:
@@ -216,14 +219,11 @@ def dotted(first: str, keys: Sequence[Any]) -> str:
     return ".".join((first, *map(str, keys)))
 
 
-def _element(dtype: npt.DTypeLike) -> int:
-    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-
-
 class ConnectorNodes:
-    """The connectors between a policy's preprocessor and its network, as nodes: filters and stacked frames.
+    """The connectors between a policy's preprocessor and its network, as nodes: filters, stacked frames, agent ids.
 
-    `frames` is the number of stacked observations, None without; `known` is True if nodes express all connectors.
+    `frames` is the number of stacked observations, None without; `agents` are the names whose codes follow them;
+    `known` is True if nodes express all connectors.
     """
 
     def __init__(self, pipeline: AgentConnectorPipeline, preprocess: ObsPreprocessor) -> None:
@@ -233,16 +233,24 @@ class ConnectorNodes:
         self._preprocess = preprocess
         stacks = [one for one in self._connectors if isinstance(one, FrameStackAgentConnector)]
         self.frames = stacks[0].num_frames if stacks else None
+        named = [one for one in self._connectors if isinstance(one, AgentIdAgentConnector)]
+        self.agents = named[0].agents if named else []
         kinds = {type(one) for one in self._connectors}
         self.known = (
             type(first) is ObsPreprocessorConnector
             and len(stacks) < 2
-            and kinds <= {MeanStdObservationFilterAgentConnector, FrameStackAgentConnector}
+            and len(named) < 2
+            and kinds
+            <= {MeanStdObservationFilterAgentConnector, FrameStackAgentConnector, AgentIdAgentConnector}
         )
 
     def of_first(self, rows: Array) -> Array:
         """Return the connectors' output for preprocessed rows [R, F], each the first of an agent episode."""
-        shown = AgentRows(rows, slots=np.arange(len(rows)))
+        places = np.arange(len(rows))
+        agents = (
+            [self.agents[place % len(self.agents)] for place in places.tolist()] if self.agents else places
+        )
+        shown = AgentRows(rows, slots=places, seats=[(0, agent) for agent in agents])
         for connector in copy.deepcopy(self._connectors):
             connector.over_rows(shown)
         return shown.array()
@@ -252,6 +260,9 @@ class ConnectorNodes:
         for one in self._connectors:
             if isinstance(one, FrameStackAgentConnector):
                 rows = _stacked(ends, rows, self._preprocess, one.num_frames)
+            elif isinstance(one, AgentIdAgentConnector):
+                code = ends.given("agent", np.dtype(np.float32), [ROWS, len(self.agents)])
+                rows = ends.add("Concat", rows, code, axis=1)
             elif isinstance(one, MeanStdObservationFilterAgentConnector):
                 # A filter that has seen nothing changes nothing.
                 for op, value in zip(("Sub", "Mul"), one.applied, strict=True):
@@ -273,7 +284,7 @@ def _stacked(ends: GraphEnds, rows: str, preprocess: ObsPreprocessor, frames: in
 
 
 class _Source(NamedTuple):
-    """What a file is made of."""
+    """The parts of a file."""
 
     networks: NetworkGroup
     graphs: ActingGraphs
@@ -285,7 +296,7 @@ def _source(where: str, policy: Policy, instead: str) -> _Source:
     """Return the parts of a policy; ConfigError if it has none that a graph expresses."""
     graphs = policy.networks.graphs() if isinstance(policy, NetworkPolicy) else None
     if not isinstance(policy, NetworkPolicy):
-        why = f"{type(policy).__name__} is code of your own, which has no graph"
+        why = f"{type(policy).__name__} is your own code, which has no graph"
     elif graphs is None:
         why = "its network has no acting graphs"
     else:
@@ -309,10 +320,10 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     for each part, `obs.<key>`, as the environment gives them, action masks included; of a recurrent policy `state`
     [rows, S], zeros at the beginning of an episode; with `explore` `noise` [rows, width], which is uniform on [0, 1)
     for choices and standard normal for continuous actions, one number after the other in the order of the space where
-    there are both. A policy that stacks frames is given them: `obs` is
-    [rows, frames, ...], the oldest first, and at the beginning of an episode the first observation repeated; masks are
-    those of the newest. Outputs are `action`, or `action.<key>`, as the environment
-    takes them, and `state_after`, the next `state`.
+    there are both. A policy that stacks frames reads the whole stack: `obs` is [rows, frames, ...], the oldest first,
+    and at the beginning of an episode the first observation repeated; masks belong to the newest frame. A policy with
+    `agent_ids` has an input `agent` [rows, A], the one-hot code of the agent, in the order of `possible_agents`.
+    Outputs are `action`, or `action.<key>`, as the environment takes them, and `state_after`, the next `state`.
 
     Args:
         policy: Of an algorithm, or from `Policy.from_checkpoint`.
@@ -356,7 +367,7 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     wrong = _difference(model, networks, _framed(golden, networks.preprocess, steps), answers)
     if wrong:
         raise ConfigError(
-            f"{where}: policy {policy.policy_id!r}: {wrong} in ONNX Runtime, expected what the policy answers; report "
+            f"{where}: policy {policy.policy_id!r}: {wrong} in ONNX Runtime, expected the policy's own outputs; report "
             "this as a bug"
         )
     with writing(where, f"{path}"):
@@ -367,12 +378,15 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
 
 
 def _framed(golden: Golden, preprocess: ObsPreprocessor, steps: ConnectorNodes) -> Golden:
-    """Return golden rows whose observations are the first ones of agent episodes."""
+    """Return golden rows whose observations are the first ones of agent episodes, of one agent after the other."""
     masks, found = {leaf.keys for leaf in preprocess.mask_leaves}, dict(golden)
     for index, (keys, _) in enumerate(paths(preprocess.space)):
         if steps.frames is not None and keys not in masks:
             name = f"obs.{index}"
             found[name] = np.repeat(golden[name][:, None], steps.frames, 1)
+    if steps.agents:
+        places = np.arange(len(golden["steady"])) % len(steps.agents)
+        found["agent"] = np.eye(len(steps.agents), dtype=np.float32)[places]
     return found
 
 
@@ -406,8 +420,6 @@ LEAST_BYTES = 160 * 1024
 smaller they see nothing."""
 
 _GZIP = 16 + zlib.MAX_WBITS  # zlib then writes the header of a gzip file, without a time
-# The highest logit stays the highest where epsilon is 1, for clients that take it.
-_MOST_EPSILON = 1.0 - 1e-6
 _ASK = 'let clients ask for each action (GET_ACTION), or use PolicyClient with inference_mode="local"'
 
 
@@ -416,31 +428,31 @@ def rllink_model(policy: Policy) -> bytes:
 
     It has one input, `onnx::Gemm_0`, float32 [rows, N]: observations flattened in C order; of Dict and Tuple spaces one
     part after the other in the order of the space, action masks included; a Discrete part is one number. Images of
-    bytes are given as they are, 0 to 255. It has one output, `dist_inputs`, float32 [rows, K]:
+    bytes are passed unchanged, 0 to 255. It has one output, `dist_inputs`, float32 [rows, K]:
 
-    - Discrete: a logit for each choice; choice k is the action `start + k`. MultiDiscrete: those of each component, one
-      after the other. Choices that a mask forbids have no chance.
-    - Box: k means and then k logarithms of standard deviations, of the environment's own actions: a client applies what
-      it draws as it is, and clips it if the environment wants that.
+    - Discrete: a logit for each choice; choice k is the action `start + k`. MultiDiscrete: logits of all components,
+      one after the other. Choices that a mask forbids have probability 0.
+    - Box: k means and then k logarithms of standard deviations, of the environment's own actions: a client applies its
+      samples unchanged, and clips them if the environment requires it.
     - Dict and Tuple: the logits of all discrete parts, one part after the other in the order of the space, then the
       means of all Box parts, then the logarithms of their standard deviations.
-    - DQN: logarithms of the chances of an epsilon-greedy choice at the epsilon among the weights. A client that draws
-      from the softmax explores as the sampler does; one that takes the highest is greedy.
+    - DQN: log-probabilities of an epsilon-greedy choice at the epsilon among the weights. A client that samples
+      from the softmax explores as the sampler does; one that uses the highest is greedy.
 
-    Statistics of filters are those of the moment. The file has at least 160 KiB.
+    The file has the current statistics of filters. It is at least 160 KiB large.
 
     Raises:
-        ConfigError: The policy is code of a user's own, has a memory, stacks frames, has connectors that no graph
+        ConfigError: The policy is the user's own code, has a memory, stacks frames, has connectors that no graph
             expresses, or observations of integers that float32 does not hold.
     """
     where = "RLlink model"
     networks, graphs, steps, output = _source(where, policy, _ASK)
     assert isinstance(policy, NetworkPolicy)
     preprocess, head = networks.preprocess, networks.backend.head
-    if networks.state_sizes or steps.frames:
+    if networks.state_sizes or steps.frames or steps.agents:
         raise ConfigError(
-            f"{where}: policy {policy.policy_id!r}: it remembers states or frames, for which an RLlink model has no "
-            f"place, expected one without a memory; {_ASK}"
+            f"{where}: policy {policy.policy_id!r}: it reads states, frames or agent ids, which an RLlink model cannot "
+            f"receive, expected a policy that reads observations alone; {_ASK}"
         )
     weights, masked = networks.backend.get_weights(policy.index), preprocess.mask_width > 0
     ends = GraphEnds()
@@ -451,9 +463,8 @@ def rllink_model(policy: Policy) -> bytes:
         scale, shift = output.outer_scaling(head.inputs)
         found = ends.add("Mul", found, ends.constant(scale, np.float32))
         found = ends.add("Add", found, ends.constant(shift, np.float32))
-    elif head.is_value_based:
-        found = _epsilon_greedy(ends, found, head, weights[EPSILON], masked)
-    ends.result(OUTPUT, TensorProto.FLOAT, [ROWS, head.inputs], found)
+    found = head.client_inputs(ends, found, weights, MASK if masked else "")
+    ends.result(OUTPUT, np.float32, [ROWS, head.inputs], found)
     missing = LEAST_BYTES - ends.described(policy, {"padding": ""}).ByteSize()
     return bytes(ends.described(policy, {"padding": "0" * max(0, missing)}).SerializeToString())
 
@@ -474,23 +485,3 @@ def _distribution(model: bytes) -> onnx.ModelProto:
     del part.graph.input[:]
     part.graph.input.extend(kept)
     return part
-
-
-def _epsilon_greedy(ends: GraphEnds, worth: str, head: ActionHead, epsilon: Array, masked: bool) -> str:
-    """Turn Q-values into logarithms of the chances of an epsilon-greedy choice."""
-    count, last, one = head.sizes[0], ends.constant([-1]), ends.constant(1.0, np.float32)
-    by_component, by_row = ends.constant([-1, count]), ends.constant([-1, head.inputs])
-    worth = ends.add("Reshape", worth, by_component)
-    best = ends.add("ArgMax", worth, axis=-1, keepdims=1)
-    best = ends.add("Cast", ends.add("Equal", ends.constant(np.arange(count)), best), to=TensorProto.FLOAT)
-    share = ends.constant(epsilon, np.float32)
-    share = ends.add("Min", share, ends.constant(_MOST_EPSILON, np.float32))
-    if masked:
-        legal = ends.add("Cast", ends.add("Reshape", MASK, by_component), to=TensorProto.FLOAT)
-    else:
-        legal = ends.constant(np.ones(count), np.float32)
-    total = ends.add("Max", ends.add("ReduceSum", legal, last, keepdims=1), one)
-    any_legal = ends.add("Mul", share, ends.add("Div", legal, total))
-    chance = ends.add("Add", any_legal, ends.add("Mul", best, ends.add("Sub", one, share)))
-    chance = ends.add("Max", chance, ends.constant(LEAST_CHANCE, np.float32))
-    return ends.add("Reshape", ends.add("Log", chance), by_row)

@@ -159,7 +159,7 @@ def cell_nodes(
 ) -> tuple[str, str]:
     """Add the cell of a trunk after `inputs` features; return its output and the state after it.
 
-    `parts` are those of the state before: h, and c of an LSTM. Operators of ONNX for whole cells round differently
+    `parts` are the parts of the previous state: h, and c of an LSTM. ONNX operators for whole cells round differently
     for different numbers of rows.
     """
     width, name, h = cell.gates * cell.size, STATE.format(trunk), parts[0]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.errors import ConfigError
 from menv.inference.acting_graphs import ActingGraphs
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.head import ActionHead
 
 if TYPE_CHECKING:
     from menv.algorithms.networks.network_spec import TorchNetwork
@@ -106,7 +106,7 @@ class StockSpec(NetworkSpec):
     @property
     def roles(self) -> tuple[Role, ...]:
         """The heads of the network."""
-        return ROLES if self.head.kind != "q_values" or self.dueling else ("policy",)
+        return ROLES if self.dueling or not self.head.is_value_based else ("policy",)
 
     def conv_layers(self, role: Role) -> tuple[ConvLayer, ...]:
         """Return the convolutions below the hidden layers of a role, first to last."""
@@ -144,10 +144,7 @@ class StockSpec(NetworkSpec):
         if self.cell:
             for trunk in self.recurrent_trunks:
                 shapes.update(self.cell.weight_shapes(trunk, self.hidden_features("policy")))
-        if self.head.numbers:
-            shapes[LOG_STD] = (self.head.numbers,)
-        if self.head.kind == "q_values":
-            shapes[EPSILON] = (1,)
+        shapes.update({name: first.shape for name, first in self.head.weights.items()})
         return shapes
 
     def trunk(self) -> Trunk:
@@ -169,8 +166,7 @@ class StockSpec(NetworkSpec):
         which DQN needs fewer steps. The same seed gives the same weights.
         """
         weights = {name: np.zeros(shape, np.float32) for name, shape in self.weight_shapes().items()}
-        if EPSILON in weights:
-            weights[EPSILON][:] = 1.0
+        weights.update(self.head.weights)
         rng = np.random.default_rng(seed)
         for layer in self.layers():
             matrix = orthogonal(rng, layer.inputs, layer.outputs)
@@ -182,7 +178,7 @@ class StockSpec(NetworkSpec):
         for conv in self._convolutions():
             matrix = _HIDDEN_GAIN * orthogonal(rng, math.prod(conv.weight_shape[1:]), conv.outputs)
             weights[f"{conv.name}.weight"] = matrix.T.reshape(conv.weight_shape).astype(np.float32)
-        if self.head.kind == "q_values":
+        if self.head.is_value_based:
             rng = np.random.default_rng((seed, 2))
             for layer in self.layers():
                 most = 1.0 / math.sqrt(layer.inputs)
@@ -191,7 +187,7 @@ class StockSpec(NetworkSpec):
         return weights
 
     def unit_weights(self) -> UnitWeights:
-        of_q_values = self.head.kind == "q_values"
+        of_q_values = self.head.is_value_based
         roles = [role for role in self.roles if of_q_values or role == "value"]
         layers = [self.out_layer(role).name for role in roles]
         powers = {f"{layer}.{part}": 1 for layer in layers for part in ("weight", "bias")}
@@ -320,7 +316,7 @@ class ConvStack:
             sizes = [self.shape[:2], *(layer.size for layer in self.layers("")[:-1])]
             raise ConfigError(
                 f"model: conv_filters: the last kernel is {_by(last.kernel)} and meets {_by(sizes[-1])} (an image of "
-                f"{' -> '.join(map(_by, sizes))}), expected at most that; take smaller kernels or strides, and images "
+                f"{' -> '.join(map(_by, sizes))}), expected at most that; use smaller kernels or strides, and images "
                 "of shape (height, width, channels)"
             )
 
@@ -453,10 +449,7 @@ _FORGET_BIAS = 1.0
 Activation: TypeAlias = Literal["tanh", "relu", "silu", "elu", "linear"]
 Role: TypeAlias = Literal["policy", "value"]
 ROLES: tuple[Role, ...] = ("policy", "value")
-LOG_STD = "policy.log_std"
 VALUE_OUT = "value.out"
-EPSILON = "epsilon"
-"""The probability of random actions of a Q-network: published with its weights, never learned."""
 _HIDDEN_GAIN = math.sqrt(2.0)
 _POLICY_GAIN = 0.01
 _VALUE_GAIN = 1.0

@@ -14,12 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms import torch_distributions
 from menv.algorithms.networks.network_spec import TorchNetwork
-from menv.algorithms.networks.stock_spec import EPSILON
 from menv.algorithms.networks.torch_runtime import CPU, array_of, repeatable, tensor_of
 from menv.errors import ConfigError
-from menv.inference.action_heads import LEAST_CHANCE, ActionHead
 from menv.inference.backend import (
     ActingBackend,
     Actions,
@@ -33,46 +30,7 @@ from menv.inference.backend import (
     all_finite,
     check_shapes,
 )
-
-
-def epsilon_greedy_actions(
-    head: ActionHead, q_values: Tensor, mask: Tensor | None, epsilon: Tensor, noise: Tensor | None
-) -> Tensor:
-    """Return [N, *head.action_shape] choices, none of them illegal; the best ones without noise.
-
-    Args:
-        head: Of Q-values.
-        q_values: [N, D] after masking.
-        mask: [N, D] True where allowed; None allows everything.
-        epsilon: [1] share of choices that explore.
-        noise: [N, head.noise_width] uniforms of 23 bits: whether a component explores, and what it takes
-            then; these two for each component.
-    """
-    chosen = q_values.reshape(-1, head.sizes[0]).argmax(-1)
-    if noise is not None:
-        pairs, numbers = noise.reshape(-1, 2), _legal(head, q_values, mask).cumsum(-1)
-        # Below the last number in float32, whatever the draw, so that a legal choice is always beyond it.
-        beyond = numbers > pairs[:, 1:] * numbers[:, -1:]
-        chosen = torch.where(pairs[:, 0] < epsilon, beyond.to(torch.uint8).argmax(-1), chosen)
-    return chosen.reshape(-1, *head.action_shape)
-
-
-def epsilon_greedy_logp(
-    head: ActionHead, q_values: Tensor, mask: Tensor | None, epsilon: Tensor, actions: Tensor
-) -> Tensor:
-    """Return the [N] log-probability of each row's action; arguments as for `epsilon_greedy_actions`."""
-    legal, taken = _legal(head, q_values, mask), actions.reshape(-1)
-    share = epsilon * legal.gather(1, taken[:, None])[:, 0] / legal.sum(-1).clamp(min=1.0)
-    is_best = (taken == q_values.reshape(-1, head.sizes[0]).argmax(-1)).to(torch.float32)
-    logs = (share + is_best * (1.0 - epsilon)).clamp(min=LEAST_CHANCE).log()
-    return logs.reshape(-1, len(head.sizes)).sum(-1)
-
-
-def _legal(head: ActionHead, q_values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return [N * components, n] 1 where allowed and 0 elsewhere."""
-    allowed = torch.ones_like(q_values) if mask is None else mask.to(torch.float32)
-    return allowed.reshape(-1, head.sizes[0])
-
+from menv.inference.heads.head import ActionHead
 
 MakeNetwork: TypeAlias = Callable[[Mapping[str, Tensor]], TorchNetwork]
 
@@ -85,7 +43,7 @@ _ODD_DRAWS = 2
 class TorchBackend(ActingBackend):
     """P policies of one architecture, run by torch.
 
-    Pickled, it acts on the processor of wherever it arrives.
+    After unpickling it acts on the CPU of the other process.
     """
 
     name = "torch"
@@ -138,11 +96,7 @@ class TorchBackend(ActingBackend):
         rows, allowed, chosen, before = self._tensors(obs, mask, actions, state)
         with repeatable(self._device):
             inputs = self._network(policy).dist_inputs(rows, allowed, before)
-        if self.head.is_value_based:
-            epsilon = self._params[policy][EPSILON]
-            logp = epsilon_greedy_logp(self.head, inputs, allowed, epsilon, chosen)
-        else:
-            logp = torch_distributions.logp(self.head, inputs, chosen)
+        logp = self.head.acting_logp(inputs, chosen, allowed, self._params[policy])
         return ForwardOutputs(array_of(inputs), array_of(logp))
 
     @torch.inference_mode()
@@ -193,10 +147,7 @@ class TorchBackend(ActingBackend):
                 inputs = network.dist_inputs(rows, allowed)
             else:
                 inputs, after = network.step(rows, allowed, before)
-        if head.is_value_based:
-            chosen = epsilon_greedy_actions(head, inputs, allowed, self._params[policy][EPSILON], draws)
-        else:
-            chosen = _drawn(head, inputs, draws)
+        chosen = head.chosen(inputs, draws, allowed, self._params[policy])
         actions, outputs = array_of(chosen), array_of(inputs)
         finite = not head.choices or all_finite(outputs, choices=True)
         if head.numbers:
@@ -207,24 +158,6 @@ class TorchBackend(ActingBackend):
     def _tensors(self, *arrays: npt.NDArray[Any] | None) -> list[Any]:
         """Return arrays as tensors on the device; None stays None."""
         return [None if array is None else tensor_of(array, self._device) for array in arrays]
-
-
-def _drawn(head: ActionHead, inputs: Tensor, draws: Tensor | None) -> Tensor:
-    """Return actions, the most likely ones without draws."""
-    if head.parts:
-        actions = inputs.new_empty((len(inputs), *head.action_shape))
-        for part in head.parts:
-            own = None if draws is None else draws[:, part.columns]
-            actions[:, part.columns] = _drawn(part.head, inputs[:, part.inputs], own).to(actions.dtype)
-        return actions
-    if head.kind == "gaussian":
-        mean, log_std = inputs.chunk(2, -1)
-        return mean if draws is None else mean + log_std.exp() * draws
-    columns = [
-        part.argmax(-1) if draws is None else _inverse_cdf(part, draws[:, column])
-        for column, part in enumerate(torch.split(inputs, list(head.sizes), -1))
-    ]
-    return columns[0] if head.kind == "categorical" else torch.stack(columns, -1)
 
 
 def check_against(
@@ -280,9 +213,3 @@ def _error(pair: Iterable[Any], odd: int = 0) -> float:
         return float("inf")
     errors = np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))
     return float(np.sort(errors.reshape(len(errors), -1).max(1))[-1 - odd])
-
-
-def _inverse_cdf(logits: Tensor, draws: Tensor) -> Tensor:
-    """Return the [N] first choices whose cumulated probability exceeds the draw."""
-    steps = logits.softmax(-1).cumsum(-1)
-    return (steps > (draws * steps[:, -1])[:, None]).to(torch.uint8).argmax(-1)

@@ -17,9 +17,9 @@ from menv.algorithms.networks.stock_layers import (
     torch_cell,
     torch_convolutions,
 )
-from menv.algorithms.networks.stock_spec import LOG_STD, VALUE_OUT, Role, StockSpec
+from menv.algorithms.networks.stock_spec import VALUE_OUT, Role, StockSpec
 from menv.algorithms.networks.torch_runtime import constant
-from menv.algorithms.torch_distributions import masked
+from menv.inference.heads.head import masked
 
 
 class TorchStock:
@@ -53,20 +53,19 @@ class TorchStock:
         self._policy_out = torch_affine(params, "policy.out")
         self._value_out = torch_affine(params, VALUE_OUT) if "value" in spec.roles else None
         self._dueling = spec.dueling
-        self._of_q_values = spec.head.kind == "q_values"
-        self._log_std = params.get(LOG_STD)
+        self._head, self._params = spec.head, params
 
     def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
         return self._policy_head(self._features("policy", obs, state), mask)
 
     def values(self, obs: Tensor, state: Tensor | None = None) -> Tensor:
         """Return [N] state values; of Q-values the highest of each row."""
-        if self._of_q_values:
+        if self._head.is_value_based:
             return self.dist_inputs(obs, None, state).amax(-1)
         return self._value_head(self._features("value", obs, state))
 
     def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if self._of_q_values:
+        if self._head.is_value_based:
             q_values = self.dist_inputs(obs, None, state)
             return masked(q_values, mask), q_values.amax(-1)
         features = self._features("policy", obs, state)
@@ -104,9 +103,7 @@ class TorchStock:
         return x
 
     def _policy_head(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        outputs = self._policy_out(features)
-        if self._log_std is not None:
-            outputs = torch.cat((outputs, self._log_std.expand(len(outputs), -1)), 1)
+        outputs = self._head.completed(self._policy_out(features), self._params)
         if self._dueling:
             outputs = outputs - outputs.mean(-1, keepdim=True) + self._value_head(features)[:, None]
         return masked(outputs, mask)

@@ -14,6 +14,7 @@ import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig
 from menv.algorithms.config.field_checks import FASTEST, LARGEST, MOST_ROWS, check_most
+from menv.algorithms.config.schedule import LearningConfig
 from menv.algorithms.config.setting import Settings, by_name, prefixed, setting
 from menv.errors import ConfigError
 from menv.policy_spec import PolicySpec
@@ -95,15 +96,14 @@ _MEMORY = ("use_lstm", "use_gru", "max_seq_len")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig(AlgorithmConfig):
-    """Settings of an algorithm that replays experience, in addition to those of `AlgorithmConfig`."""
-
-    _where: ClassVar[str] = "DQN"
+class ReplayConfig(LearningConfig):
+    """Settings of an algorithm that replays experience, in addition to the settings of `AlgorithmConfig`."""
 
     own_meaning: ClassVar[frozenset[str]] = frozenset({"train_batch_size"})
+    _usual_update_freq: ClassVar[int] = 500
 
     lr: float = setting(2e-3, low=0, high=FASTEST, old="learning_rate")
-    """Learning rate of Adam."""
+    """Learning rate of Adam, unless `lr_schedule` is set."""
     gamma: float = setting(0.99, low=0, high=1)
     """Discount factor."""
     training_intensity: float = setting(32.0, low=0, high=1e6)
@@ -111,13 +111,13 @@ class OffPolicyConfig(AlgorithmConfig):
     steps."""
     num_steps_sampled_before_learning_starts: int = setting(1_000, low=0, old="learning_starts")
     """Number of env steps of the run that are sampled before learning starts."""
-    target_network_update_freq: int = 500
-    """Number of sampled timesteps between updates of the target network. They are spread over the gradient steps of a
-    fragment, so a number below the size of a fragment updates the target network several times per fragment."""
-    double_q: bool = True
-    """Whether to use double Q-learning: the online network chooses the action whose value the target network gives."""
-    dueling: bool = True
-    """Whether to use a dueling network: Q-values are the sum of the state's value and the actions' advantages."""
+    tau: float | None = setting(None, positive=True, high=1)
+    """Share of the weights that moves into the target network with each gradient step (soft updates, Lillicrap et al.
+    2016). None copies all weights every `target_network_update_freq` timesteps."""
+    target_network_update_freq: int | None = None
+    """Number of sampled timesteps between copies of all weights to the target network. They are spread over the
+    gradient steps of a fragment, so a number below the size of a fragment updates the target network several times per
+    fragment. None means 500, 2,000 for QMIX; with `tau` there are none."""
     n_step: int | Literal["auto"] = setting("auto", high=MOST_ROWS)
     """Maximum number of rewards in a target before it bootstraps from the target network. Targets end at the fragment
     or, for recurrent policies, at the sequence. "auto" means 3, or a fixed `rollout_fragment_length` if that is
@@ -129,17 +129,10 @@ class OffPolicyConfig(AlgorithmConfig):
     so far, 0 included: with rewards of 0, 5 and 100 and `n_step=1`, beyond 100. "mse" is quadratic everywhere, as in
     QMIX. Both are computed in a unit that follows the scale of the rewards, so that multiplying all rewards by 100
     does not change learning. Choose "mse" if an action leads by chance to a long series of rewards or to none."""
-    cql_alpha: float | None = setting(None, low=0, high=LARGEST)
-    """Coefficient of conservative Q-learning (CQL, Kumar et al. 2020): the loss has this times the log-sum-exp of the
-    Q-values of all allowed actions minus the Q-value of the action taken, in the unit of the learned Q-values. It keeps
-    actions that no recording shows from being overestimated. None means 1 with recorded episodes as the only `input`,
-    and 0 otherwise, because new experience corrects a policy."""
     adam_epsilon: float = setting(1e-8, low=1e-30, high=1)
     """Epsilon of Adam, added to the square root of the second moment."""
     replay_buffer_config: ReplayBufferConfig = setting(ReplayBufferConfig())
     """Size of the replay buffer, and how it is sampled."""
-    exploration_config: ExplorationConfig = setting(ExplorationConfig(), scope="network")
-    """Schedule of epsilon-greedy exploration."""
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Number of steps of each sub-environment between learning phases. "auto" means 64 over all sub-environments, and
     for each at least 4, the `max_seq_len` of every recurrent policy and the `n_step` of every policy. A number below
@@ -154,21 +147,28 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model.cell:
+        if self.tau is not None and self.target_network_update_freq is not None:
+            raise ConfigError(
+                f"{self._where}: tau is {self.tau} with target_network_update_freq {self.target_network_update_freq}, "
+                "expected one of them; set the other to None"
+            )
+        if self.replays_sequences:
             # The buffer stores sequences at full length.
             check_most("model", "max_seq_len", self.model.max_seq_len, _LONGEST)
+            self._check_sequences()
         if self.n_step != "auto":
             fixed = self.rollout_fragment_length
             self._check_reach(_LONGEST if fixed == "auto" else fixed)
 
-    def epsilon_at(self, env_steps: int) -> float:
-        """Return the probability of a random action after `env_steps` env steps of the run."""
-        return self.exploration_config.epsilon_at(env_steps)
+    @property
+    def copy_freq(self) -> int:
+        """Number of sampled timesteps between copies to the target network, without `tau`."""
+        return self.target_network_update_freq or self._usual_update_freq
 
     @property
-    def conservatism(self) -> float:
-        """The coefficient of the conservative term."""
-        return float(isinstance(self.input, str)) if self.cql_alpha is None else float(self.cql_alpha)
+    def replays_sequences(self) -> bool:
+        """Whether the replay buffer holds sequences of timesteps."""
+        return self.model.cell is not None
 
     def target_steps(self) -> int:
         """Return the maximum number of rewards in a target; a fixed fragment length bounds it."""
@@ -210,10 +210,24 @@ class OffPolicyConfig(AlgorithmConfig):
     def _check_reach(self, length: int) -> None:
         if self.batch_mode != "complete_episodes" and self.target_steps() > length:
             raise ConfigError(
-                f"{self._where}: n_step is {self.n_step} with fragments of {length}, beyond which no target "
-                f"reaches, expected at most {length}; lower n_step, raise rollout_fragment_length, or set "
+                f"{self._where}: n_step is {self.n_step} with fragments of {length}, which limit the targets, expected "
+                f"at most {length}; lower n_step, raise rollout_fragment_length, or set "
                 'batch_mode="complete_episodes"'
             )
+
+    def _check_sequences(self) -> None:
+        lengths = {
+            "rollout_fragment_length": self.rollout_fragment_length,
+            "max_seq_len": self.model.max_seq_len,
+        }
+        if self.batch_mode == "complete_episodes":
+            del lengths["rollout_fragment_length"]
+        for name, length in lengths.items():
+            if length == 1:
+                raise ConfigError(
+                    f"{self._where}: {name} is 1 with a replay buffer of sequences (a recurrent policy or td_lambda), "
+                    "which end at the fragment, expected at least 2; raise it"
+                )
 
     def _longest_reach(self) -> int:
         if self.batch_mode == "complete_episodes":
@@ -223,13 +237,13 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def _longest_memory(self) -> int:
         main = self.model
-        found = [main.max_seq_len if main.cell else 0]
+        found = [main.max_seq_len if self.replays_sequences else 0]
         for spec in self._specs():
             own = (spec.config or {}).get("model")
             if isinstance(own, ModelConfig):
                 own = {name: getattr(own, name) for name in _MEMORY}
             # Policies that PPO trains replay nothing. Invalid settings are refused when the policy is created.
-            if isinstance(own, Mapping) and spec.trained_by in (None, "DQN"):
+            if isinstance(own, Mapping) and spec.trained_by in (None, "DQN", "QMIX"):
                 lstm, gru, length = (own.get(name, getattr(main, name)) for name in _MEMORY)
                 found.append(length if (lstm or gru) and isinstance(length, int) else 0)
         return min(max(found), _LONGEST)
@@ -241,3 +255,31 @@ class OffPolicyConfig(AlgorithmConfig):
             if isinstance(given, Mapping)
             else []
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(ReplayConfig):
+    """Settings of an algorithm that learns Q-values of choices from replayed experience."""
+
+    _where: ClassVar[str] = "DQN"
+
+    double_q: bool = True
+    """Whether to use double Q-learning: the online network chooses the action whose value the target network gives."""
+    dueling: bool = True
+    """Whether to use a dueling network: Q-values are the sum of the state's value and the actions' advantages."""
+    cql_alpha: float | None = setting(None, low=0, high=LARGEST)
+    """Coefficient of conservative Q-learning (CQL, Kumar et al. 2020): the loss has this times the log-sum-exp of the
+    Q-values of all allowed actions minus the Q-value of the action taken, in the unit of the learned Q-values. It keeps
+    actions that no recording shows from being overestimated. None means 1 with recorded episodes as the only `input`,
+    and 0 otherwise, because new experience corrects a policy."""
+    exploration_config: ExplorationConfig = setting(ExplorationConfig(), scope="network")
+    """Schedule of epsilon-greedy exploration."""
+
+    def epsilon_at(self, env_steps: int) -> float:
+        """Return the probability of a random action after `env_steps` env steps of the run."""
+        return self.exploration_config.epsilon_at(env_steps)
+
+    @property
+    def conservatism(self) -> float:
+        """The coefficient of the conservative term."""
+        return float(isinstance(self.input, str)) if self.cql_alpha is None else float(self.cql_alpha)

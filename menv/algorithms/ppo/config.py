@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
-import numpy as np
-
-from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.field_checks import FASTEST, LARGEST, shown
+from menv.algorithms.config.schedule import LearningConfig, Schedule, check_schedule, value_at
 from menv.algorithms.config.setting import by_name, setting
 from menv.errors import ConfigError
+from menv.inference.heads.head import ActionHead
 
-Schedule: TypeAlias = Sequence[Sequence[float]]
-"""`[env_steps, value]` pairs in ascending order, interpolated linearly and constant outside."""
 CriticObs: TypeAlias = Callable[..., Any]
 
 
 @by_name
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(AlgorithmConfig):
-    """Settings of PPO, in addition to those of `AlgorithmConfig`; see `docs/reference/settings.md`."""
+class PPOConfig(LearningConfig):
+    """Settings of PPO, in addition to the settings of `AlgorithmConfig`; see `docs/reference/settings.md`."""
 
     _where: ClassVar[str] = "PPO"
 
@@ -56,28 +53,33 @@ class PPOConfig(AlgorithmConfig):
     twice `kl_target`, within 1e-6 and 1e6."""
     kl_target: float = setting(0.01, low=0)
     """Target KL divergence of one update, for the adaptive coefficient."""
+    magnet_coeff: float = setting(0.0, low=0)
+    """Coefficient of the KL divergence of the policy from a magnet, a copy of it that follows slowly (magnetic mirror
+    descent, Sokota et al. 2023). In two-player games of hidden information, such as poker, self-play then comes to rest
+    at an equilibrium instead of circling around it. 0 has no magnet."""
+    magnet_tau: float = setting(0.01, low=0, high=1)
+    """Share of the policy's weights that is copied into the magnet after each train batch; 0 keeps the first policy. It
+    falls with the learning rate of `lr_schedule`, so that the magnet stays slower than the policy."""
     grad_clip: float | None = setting(1.0, positive=True, high=math.inf, old="max_grad_norm")
     """Maximum global norm of the gradient; None disables clipping."""
     num_sgd_iter: int = setting(4, high=1_000_000, old="n_epochs num_epochs")
     """Number of epochs over each train batch."""
     sgd_minibatch_size: int = setting(256, old="batch_size minibatch_size")
     """Number of timesteps per gradient step; for recurrent policies on average, because sequences stay whole."""
-    lr_schedule: Schedule | None = None
-    """Learning rate over env steps: pairs such as [[0, 1e-3], [100000, 1e-4]], interpolated linearly and constant
-    outside. None keeps `lr`."""
     entropy_coeff_schedule: Schedule | None = None
-    """Entropy coefficient over env steps, in the same form. None keeps `entropy_coeff`."""
+    """Entropy coefficient over env steps, as in `lr_schedule`. None keeps `entropy_coeff`."""
     bc_weight: float | None = setting(None, low=0)
     """Coefficient of behaviour cloning, unless `bc_weight_schedule` is set: the loss has this times the mean negative
-    log-likelihood of the actions that the policy did not choose, those of recorded episodes and of clients. 0 leaves
-    these actions out. None means 1 with recorded episodes as `input`, alone or beside the sampler, and 0 otherwise. PPO
+    log-likelihood of the actions that the policy did not choose: actions of recorded episodes and of clients. 0
+    leaves them out. None means 1 with recorded episodes as `input`, alone or with the sampler, and 0 otherwise. PPO
     learns nothing else from recorded episodes, so a weight of 0 is refused there."""
     bc_weight_schedule: Schedule | None = None
     """The same coefficient over env steps, as in `lr_schedule`, such as [[0, 1], [100000, 0]] for a warm start. None
     keeps `bc_weight`."""
-    critic_obs: Literal["all_agents"] | CriticObs | None = None
-    """Input of the value network while learning, for a centralized critic (MAPPO): "all_agents" (see
-    `menv.algorithms.rollouts.centralized_critic`), or a function `(batch, other_agent_batches, episode)` of one
+    critic_obs: Literal["state", "all_agents"] | CriticObs | None = None
+    """Input of the value network while learning, for a centralized critic (MAPPO): "state" is the policy's observation
+    and what the environment's `state()` returns, or "all_agents" if it has no state; "all_agents" (see
+    `menv.algorithms.rollouts.centralized_critic`); or a function `(batch, other_agent_batches, episode)` of one
     trajectory chunk, with the arguments of `Policy.postprocess_trajectory`. It returns [T, C] numbers for T timesteps,
     or [T + 1, C] including the state after the chunk; without that, the value of the last timestep is the bootstrap.
     The acting network never sees this input. None gives the value network the observations of the policy."""
@@ -88,11 +90,11 @@ class PPOConfig(AlgorithmConfig):
         super().__post_init__()
         if self.kl_target == 0 and self.kl_coeff != 0:
             raise ConfigError(
-                f"PPO: kl_target is {self.kl_target}, above which any update is, so that the KL term would grow until "
+                f"PPO: kl_target is {self.kl_target}, which every update exceeds, so the KL term would grow until "
                 "nothing is learned, expected a number above 0; set kl_coeff=0 to switch the term off"
             )
-        for name in ("lr_schedule", "entropy_coeff_schedule", "bc_weight_schedule"):
-            _check_schedule(name, getattr(self, name))
+        check_schedule("PPO", "entropy_coeff_schedule", self.entropy_coeff_schedule, least=-LARGEST)
+        check_schedule("PPO", "bc_weight_schedule", self.bc_weight_schedule)
         _check_critic_obs(self.critic_obs, self.critic_obs_size)
         if self.critic_obs is not None and self.model.vf_share_layers:
             raise ConfigError(
@@ -108,29 +110,30 @@ class PPOConfig(AlgorithmConfig):
             )
         if recorded and not self.clones:
             raise ConfigError(
-                "config: bc_weight is 0 with recorded episodes as input, expected a number above 0, because PPO learns "
-                "nothing from recorded actions but to imitate them; leave it out, or train with DQN"
+                "config: bc_weight is 0 with recorded episodes as input, expected a number above 0, because PPO can "
+                "only imitate recorded actions; leave it out, or train with DQN"
             )
 
-    def first_kl_coeff(self, kind: str) -> float:
-        """Return the initial KL coefficient for an `ActionHead` of this kind."""
+    def first_kl_coeff(self, head: ActionHead) -> float:
+        """Return the initial KL coefficient for policies with this head."""
         if self.kl_coeff is None:
-            return _KL_OF_NUMBERS if kind in ("gaussian", "mixed") else 0.0
+            return _KL_OF_NUMBERS if head.numbers else 0.0
         return float(self.kl_coeff)
-
-    def lr_at(self, env_steps: int) -> float:
-        """Return the learning rate after `env_steps` env steps of the run."""
-        return _value_at(self.lr_schedule, self.lr, env_steps)
 
     def entropy_coeff_at(self, env_steps: int) -> float:
         """Return the entropy coefficient after `env_steps` env steps of the run."""
-        return _value_at(self.entropy_coeff_schedule, self.entropy_coeff, env_steps)
+        return value_at(self.entropy_coeff_schedule, self.entropy_coeff, env_steps)
+
+    def magnet_tau_at(self, env_steps: int) -> float:
+        """Return the magnet's share after `env_steps` env steps; `magnet_tau` is that at the highest learning rate."""
+        highest = max(lr for _, lr in self.lr_schedule or [[0, self.lr]])
+        return self.magnet_tau * self.lr_at(env_steps) / highest if highest else 0.0
 
     def bc_weight_at(self, env_steps: int) -> float:
         """Return the coefficient of behaviour cloning after `env_steps` env steps of the run."""
         recorded = isinstance(self.input, str | Mapping)
         constant = float(recorded) if self.bc_weight is None else self.bc_weight
-        return _value_at(self.bc_weight_schedule, constant, env_steps)
+        return value_at(self.bc_weight_schedule, constant, env_steps)
 
     @property
     def clones(self) -> bool:
@@ -147,31 +150,12 @@ class PPOConfig(AlgorithmConfig):
 _KL_OF_NUMBERS = 0.2
 
 
-def _check_schedule(name: str, schedule: Schedule | None) -> None:
-    if schedule is None:
-        return
-    try:
-        points = np.asarray(schedule)
-    except ValueError:
-        points = np.empty(0)
-    pairs = points.ndim == 2 and points.shape[1] == 2 and len(points) > 0 and points.dtype.kind in "iuf"
-    most = FASTEST if name == "lr_schedule" else LARGEST
-    fits = pairs and (np.abs(points) <= (LARGEST, most)).all() and (np.diff(points[:, 0]) > 0.0).all()
-    positive = name != "entropy_coeff_schedule"
-    if not fits or (positive and points[:, 1].min() < 0.0):
-        values = "values of at least 0" if positive else "values"
-        raise ConfigError(
-            f"PPO: {name} is {shown(schedule)}, expected [env_steps, value] pairs with rising env_steps and "
-            f"{values} up to {most:g}; for example [[0, 1e-3], [100000, 1e-4]]"
-        )
-
-
 def _check_critic_obs(critic_obs: object, size: int | None) -> None:
-    named = isinstance(critic_obs, str) and critic_obs == "all_agents"
+    named = isinstance(critic_obs, str) and critic_obs in ("state", "all_agents")
     if critic_obs is not None and not named and not _takes_chunk(critic_obs):
         raise ConfigError(
-            f'PPO: critic_obs is {shown(critic_obs)}, expected "all_agents", a function (batch, other_agent_batches, '
-            "episode) or None; choose one"
+            f'PPO: critic_obs is {shown(critic_obs)}, expected "state", "all_agents", a function (batch, '
+            "other_agent_batches, episode) or None; choose one"
         )
     if (callable(critic_obs) and size is None) or (size is not None and critic_obs is None):
         raise ConfigError(
@@ -191,9 +175,3 @@ def _takes_chunk(function: object) -> bool:
         # Some callables have no signature.
         return True
     return True
-
-
-def _value_at(schedule: Schedule | None, constant: float, env_steps: int) -> float:
-    if schedule is None:
-        return float(constant)
-    return float(np.interp(env_steps, [point[0] for point in schedule], [point[1] for point in schedule]))

@@ -17,11 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms import torch_distributions
 from menv.algorithms.config.field_checks import LARGEST, LEARNERS, check_stored
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock_spec import UnitWeights
-from menv.algorithms.networks.torch_runtime import CPU, repeatable, tensor_of
+from menv.algorithms.networks.torch_runtime import CPU, array_of, repeatable, tensor_of
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.gradients import ColumnRows, PPOGradientStep, can_learn
 from menv.algorithms.ppo.loss import (
@@ -46,18 +45,19 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
-_STATISTICS = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl", "grad_gnorm")
+_STATISTICS = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl")
+_MAGNET = "magnet."
 
 # Advantages that vary less than float32 rounds values are not scaled up to unit variance.
 _LEAST_SPREAD = 1e-6
-# Rewards, in the root of their mean square, whose returns a network without a unit learns as well as those of 1.
+# Bounds of rewards, as root mean squares, that a network without a unit learns as well as rewards of 1.
 _LEARNED_AS_THEY_ARE = (0.02, 50.0)
 _OF_VALUES = (SampleBatch.VF_PREDS, SampleBatch.NEXT_VF_PREDS)
 _NOTHING = torch.empty(0)
 
 
 class PPOLearner:
-    """The network of a policy, its optimizer, and the adaptive KL coefficient."""
+    """The network of a policy, its optimizer, the adaptive KL coefficient, and the magnet if there is one."""
 
     @torch.inference_mode(False)
     def __init__(
@@ -75,7 +75,7 @@ class PPOLearner:
         self._settings = settings
         self._seed = seed
         self._batches = 0
-        self._kl_coeff = self._first_kl_coeff = settings.first_kl_coeff(spec.head.kind)
+        self._kl_coeff = self._first_kl_coeff = settings.first_kl_coeff(spec.head)
         # Names of a custom loss, from its first minibatch on.
         self._statistics: tuple[str, ...] = ()
         # In the order of the spec, because the optimizer state is saved flat.
@@ -84,6 +84,9 @@ class PPOLearner:
         self._device = device = learning_device(settings.num_gpus)
         self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip, device=device)
         self._network = spec.torch_network(self._adam.params)
+        params, names = self._adam.params, spec.weight_shapes() if settings.magnet_coeff else ()
+        self._magnet_params = {name: params[name].detach().clone() for name in names}
+        self._magnet = spec.torch_network(self._magnet_params) if names else None
         self._policy = policy
         plain = policy is None or policy.learns_as_ppo
         by_hand = by_hand and plain and can_learn(spec)
@@ -120,8 +123,10 @@ class PPOLearner:
             self._scale.follow(columns["value_targets"], columns.get(SampleBatch.VF_PREDS))
         weights = self._weights(env_steps)
         rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
+        rows = self._with_magnet(rows)
         with repeatable(self._device), self._with_policy(), self._learning():
             stats = self._epochs(rows, weights, demonstrations)
+        self._move_magnet(settings.magnet_tau_at(env_steps))
         if self._scale is not None and self._in_units and "vf_loss" in stats:
             stats["vf_loss"] *= self._scale.unit**2
         stats["vf_explained_var"] = explained_variance(columns["value_targets"], _value_errors(columns))
@@ -148,8 +153,8 @@ class PPOLearner:
             off = self._scale is None
             warnings.warn(
                 f"PPO: rewards of about {size:.3g} with {'normalize_values=False' if off else 'a custom critic'}, "
-                "expected rewards of about 1, because the values of a new network are of that size; "
-                f"{'set normalize_values=True' if off else 'multiply what the critic returns by the size of returns'}, "
+                "expected rewards of about 1, because a new network predicts values of that size; "
+                f"{'set normalize_values=True' if off else 'multiply the critic by the size of returns'}, "
                 "or scale the rewards",
                 RuntimeWarning,
                 stacklevel=2,
@@ -197,6 +202,7 @@ class PPOLearner:
 
     def set_weights(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
         self._adam.set_weights(weights)
+        self._move_magnet(1.0)
 
     def take(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Copy weights of shared layers that another policy has trained."""
@@ -206,6 +212,7 @@ class PPOLearner:
         return {
             **self._adam.state(),
             **({} if self._scale is None else self._scale.state()),
+            **{_MAGNET + name: array_of(param).copy() for name, param in self._magnet_params.items()},
             "kl_coeff": np.array(self._kl_coeff, np.float64),
             "first_kl_coeff": np.array(self._first_kl_coeff, np.float64),
             "batches": np.array(self._batches, np.int64),
@@ -228,6 +235,10 @@ class PPOLearner:
         self._adam.set_state(state)
         if self._scale is not None:
             self._scale.set_state(state)
+        for name, param in self._magnet_params.items():
+            # Of a checkpoint without a magnet, the policy becomes the magnet.
+            if _MAGNET + name in state:
+                param.copy_(torch.from_numpy(np.array(state[_MAGNET + name], np.float32)))
         # The adapted coefficient is restored unless the setting has changed.
         same = float(state["first_kl_coeff"]) == self._first_kl_coeff
         self._kl_coeff = float(state["kl_coeff"]) if same else self._first_kl_coeff
@@ -251,7 +262,7 @@ class PPOLearner:
             mask=None if mask is None else self._tensor(mask, np.bool_),
             actions=self._tensor(columns["actions"], self._head.action_dtype),
             old_logp=self._tensor(columns["action_logp"], np.float32),
-            old_inputs=torch_distributions.standard(self._head, old_inputs).contiguous(),
+            old_inputs=self._head.standard(old_inputs).contiguous(),
             advantages=advantages,
             bounds=clip_bounds(advantages, self._settings.clip_param),
             value_targets=self._tensor(targets, np.float32),
@@ -266,6 +277,23 @@ class PPOLearner:
         laid_out = rows.each(lambda column: column[places])
         state = self._tensor(state_before(columns, cut.starts))
         return laid_out._replace(state=state, valid=self._tensor(cut.valid))
+
+    @torch.no_grad()
+    def _with_magnet(self, rows: Minibatch) -> Minibatch:
+        if self._magnet is None:
+            return rows
+        if rows.valid is None:
+            return rows._replace(
+                magnet=self._head.standard(self._magnet.dist_inputs(rows.obs, rows.mask)).contiguous()
+            )
+        mask = None if rows.mask is None else rows.mask.flatten(0, 1)
+        inputs = self._head.standard(self._magnet.dist_inputs(rows.obs.flatten(0, 1), mask, rows.state))
+        return rows._replace(magnet=inputs.reshape(*rows.valid.shape, -1))
+
+    @torch.no_grad()
+    def _move_magnet(self, share: float) -> None:
+        for name, param in self._magnet_params.items():
+            param.lerp_(self._adam.params[name], share)
 
     def _others(self, columns: Columns) -> dict[str, Tensor]:
         stored = columns.stored() if isinstance(columns, SampleBatch) else columns
@@ -312,7 +340,8 @@ class PPOLearner:
             last_epoch = [self._update(part, weights, report, clones) for part, clones in pairs]
         if by_hand is not None:
             by_hand.free()
-        names = self._statistics or _STATISTICS
+        magnet = ("magnet_kl",) if self._magnet is not None else ()
+        names = self._statistics or (*_STATISTICS, *magnet, "grad_gnorm")
         if demonstrations is not None:
             names = (*names, "bc_loss")
         found = dict(zip(names, torch.stack(last_epoch).mean(0).tolist(), strict=True))
@@ -366,7 +395,8 @@ class PPOLearner:
         else:
             inputs = self._network.dist_inputs(rows.obs, rows.mask)
             values = self._network.values(rows.critic_obs)
-        return ppo_loss(self._head, weights, rows, inputs, values, report=report)
+        terms = ppo_loss(self._head, weights, rows, inputs, values, report=report)
+        return tuple(term for term in terms if term is not None)
 
     def _unrolled(self, rows: Minibatch, valid: Tensor) -> tuple[Minibatch, Tensor, Tensor]:
         steps = rows._replace(state=None, valid=None).each(lambda column: column.flatten(0, 1))

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from menv.algorithms import torch_distributions
 from menv.algorithms.config.field_checks import LARGEST
 from menv.algorithms.networks.torch_runtime import constant
 from menv.algorithms.ppo.config import PPOConfig
-from menv.inference.action_heads import ActionHead
+from menv.inference.heads.head import ActionHead
 
 _MOST_LOG_RATIO = 20.0
 # Below this range the KL penalty has no effect, above it no other term has. Without the bounds, a coefficient could
@@ -29,7 +28,7 @@ _KL_COEFFS = (1e-6, 1e6)
 FIELDS = {
     "obs": "obs", "mask": "action_mask", "actions": "actions", "old_logp": "action_logp",
     "old_inputs": "action_dist_inputs", "advantages": "advantages", "value_targets": "value_targets",
-    "critic_obs": "critic_obs",
+    "critic_obs": "critic_obs", "magnet": "magnet_dist_inputs",
 }  # fmt: skip
 """Columns of a train batch by field of `Minibatch`."""
 
@@ -42,13 +41,14 @@ class Minibatch(NamedTuple):
         mask: [B, M] allowed choices, or None.
         actions: [B, ...].
         old_logp: [B].
-        old_inputs: [B, D] in the standard form of `torch_distributions`.
+        old_inputs: [B, D] that went through `ActionHead.standard`.
         advantages: [B], normalised.
         value_targets: [B].
         state: [B, S] recurrent state before each sequence; only for sequences, whose columns are [B, T, ...].
         valid: [B, T] False after the end of a sequence; only for sequences.
         critic_obs: [B, C] input of a centralized critic, or None.
         bounds: [B, 2] of `clip_bounds`, if they are known.
+        magnet: [B, D] distribution of the magnet, as old_inputs, or None.
         others: More columns by name for a custom loss, or None.
     """
 
@@ -63,6 +63,7 @@ class Minibatch(NamedTuple):
     valid: Tensor | None = None
     critic_obs: Tensor | None = None
     bounds: Tensor | None = None
+    magnet: Tensor | None = None
     others: Mapping[str, Tensor] | None = None
 
     def named(self) -> dict[str, Tensor]:
@@ -121,9 +122,7 @@ class Demonstrations(NamedTuple):
 
 def cloning_loss(head: ActionHead, dist_inputs: Tensor, actions: Tensor) -> Tensor:
     """Return the mean negative log-likelihood of actions [B, ...] under dist_inputs [B, D], after masking."""
-    return -torch_distributions.standard_logp(
-        head, torch_distributions.standard(head, dist_inputs), actions
-    ).mean()
+    return -head.log_prob(head.standard(dist_inputs), actions).mean()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +134,7 @@ class LossWeights:
     vf_loss_coeff: float
     entropy_coeff: float
     kl_coeff: float
+    magnet_coeff: float = 0.0
 
     @classmethod
     def of(cls, settings: PPOConfig, env_steps: int, kl_coeff: float, value_unit: float = 1.0) -> LossWeights:
@@ -146,17 +146,19 @@ class LossWeights:
             float(settings.vf_loss_coeff),
             settings.entropy_coeff_at(env_steps),
             kl_coeff,
+            settings.magnet_coeff,
         )
 
 
 class LossTerms(NamedTuple):
-    """The loss and its parts, scalar tensors; only `total` has a gradient."""
+    """The loss and its parts, scalar tensors; only `total` has a gradient. `magnet_kl` is None without a magnet."""
 
     total: Tensor
     policy_loss: Tensor
     vf_loss: Tensor
     entropy: Tensor
     kl: Tensor
+    magnet_kl: Tensor | None = None
 
 
 def ppo_loss(
@@ -170,12 +172,14 @@ def ppo_loss(
 ) -> LossTerms:
     """Return the loss to be minimised (Schulman et al. 2017, eq. 9, with the KL term of eq. 8).
 
-    total = policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy + kl_coeff * kl
+    total = policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy + kl_coeff * kl + magnet_coeff * magnet_kl
+
+    magnet_kl is KL(policy || magnet), of magnetic mirror descent (Sokota et al. 2023, arXiv:2206.05825).
 
     dist_inputs [B, D], after masking, and values [B] come from the network that is being trained.
     """
-    inputs = torch_distributions.standard(head, dist_inputs)
-    log_ratio = torch_distributions.standard_logp(head, inputs, rows.actions) - rows.old_logp
+    inputs = head.standard(dist_inputs)
+    log_ratio = head.log_prob(inputs, rows.actions) - rows.old_logp
     ratio = clipped_ratio(log_ratio, rows.advantages, weights.clip_param, rows.bounds)
     policy_loss = torch.dot(ratio, rows.advantages) * (-1.0 / len(ratio))
     vf_loss = value_loss(values, rows.value_targets, weights.vf_clip_param)
@@ -184,18 +188,18 @@ def ppo_loss(
     still = inputs.detach()
     entropy = kl = constant(math.nan, still.device)
     if report or weights.entropy_coeff:
-        entropy = torch_distributions.standard_entropy(
-            head, inputs if weights.entropy_coeff else still
-        ).mean()
+        entropy = head.entropy(inputs if weights.entropy_coeff else still).mean()
     if weights.entropy_coeff:
         total = torch.sub(total, entropy, alpha=weights.entropy_coeff)
     if report or weights.kl_coeff:
-        kl = torch_distributions.standard_kl(
-            head, rows.old_inputs, inputs if weights.kl_coeff else still
-        ).mean()
+        kl = head.kl(rows.old_inputs, inputs if weights.kl_coeff else still).mean()
     if weights.kl_coeff:
         total = torch.add(total, kl, alpha=weights.kl_coeff)
-    return LossTerms(total, policy_loss, vf_loss, entropy, kl)
+    magnet_kl = None
+    if rows.magnet is not None:
+        magnet_kl = head.kl(inputs, rows.magnet).mean()
+        total = torch.add(total, magnet_kl, alpha=weights.magnet_coeff)
+    return LossTerms(total, policy_loss, vf_loss, entropy, kl, magnet_kl)
 
 
 def clip_bounds(advantages: Tensor, clip_param: float) -> Tensor:

@@ -68,7 +68,7 @@ class PPOPolicy(NetworkPolicy):
         super().__init__(networks, index, config, seed)
         self.settings = settings
         self.config = SpecConfig(config or {}, settings)
-        self.loss_weights = LossWeights.of(settings, 0, settings.first_kl_coeff(network.head.kind))
+        self.loss_weights = LossWeights.of(settings, 0, settings.first_kl_coeff(network.head))
         self._spec = network
         self._network: TorchNetwork | None = None
         self._learning = False
@@ -113,9 +113,9 @@ class PPOPolicy(NetworkPolicy):
             batch: B timesteps of every column of the train batch, as tensors: obs [B, F], actions, rewards,
                 terminateds, truncateds, `action_mask` [B, M] if there is one, `action_logp`, `vf_preds`,
                 `value_targets`, and your columns. `advantages` have mean 0 and variance 1 over the train batch.
-                `action_dist_inputs` [B, D] parameterize the distribution that acted; see
-                `menv.algorithms.torch_distributions`. Floats are float32. With `num_gpus` the columns, the network and
-                the modules are on the GPU while the loss is computed.
+                `action_dist_inputs` [B, D] parameterize the distribution that acted, whose log-probability and
+                entropy `self.networks.backend.head` computes. Floats are float32. With `num_gpus` the columns, the
+                network and the modules are on the GPU while the loss is computed.
 
         Returns:
             A scalar, or a scalar and a dict of scalar statistics. A statistic "kl" adapts `kl_coeff`.
@@ -134,6 +134,7 @@ class PPOPolicy(NetworkPolicy):
         rows = Minibatch(
             batch["obs"], batch.get("action_mask"), batch["actions"], batch["action_logp"], batch["action_dist_inputs"],
             batch["advantages"], batch["value_targets"], critic_obs=batch.get("critic_obs"),
+            magnet=batch.get("magnet_dist_inputs"),
         )  # fmt: skip
         if values is None and rows.critic_obs is None:
             inputs, values = self.network.both(rows.obs, rows.mask)
@@ -142,7 +143,7 @@ class PPOPolicy(NetworkPolicy):
         if values is None:
             values = self.network.values(batch["critic_obs"])
         terms = ppo_loss(self._spec.head, self.loss_weights, rows, inputs, values)._asdict()
-        return terms.pop("total"), terms
+        return terms.pop("total"), {name: term for name, term in terms.items() if term is not None}
 
     @property
     def network(self) -> TorchNetwork:
@@ -274,8 +275,8 @@ class PPOPolicy(NetworkPolicy):
             wrong = sorted(module.state_dict().keys() - params)
             if name in taken or wrong:
                 raise ConfigError(
-                    f"{where}: {name!r} is a name of the network's own layers or holds {wrong}, expected another name "
-                    "and nothing but float32 parameters; leave layers with buffers such as BatchNorm out"
+                    f"{where}: {name!r} is a name of the network's layers or has {wrong}, expected another name and "
+                    "float32 parameters only; leave layers with buffers such as BatchNorm out"
                 )
         return dict(modules)
 

@@ -17,8 +17,8 @@ from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.training.sequences import state_before
 from menv.base_env import Column
 from menv.connectors.action_output import flat_action_space
-from menv.inference.action_heads import ActionHead
 from menv.inference.backend import ActingBackend, Floats
+from menv.inference.heads.known import head_for_space
 from menv.sample_batch import SampleBatch
 
 
@@ -33,7 +33,7 @@ class PPORecipe:
         self, obs_size: int, action_space: Any, config: PPOConfig, observation_space: Any = None
     ) -> NetworkSpec:
         """Return the description of a policy network and a value network."""
-        model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
+        model, head = config.model, head_for_space(flat_action_space(action_space))
         stock = StockSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation or "tanh", model.vf_share_layers,
             cell=model.cell, critic_size=config.critic_obs_size or 0,

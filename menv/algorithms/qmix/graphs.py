@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
 
 from menv.algorithms.networks.stock_graphs import StockGraph, add_policy
+from menv.algorithms.networks.stock_spec import StockSpec
 from menv.inference.acting_graphs import GraphKind
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ class GroupGraphs:
 
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
         assert not stacked, "groups have no stacked graphs"
-        graph = _MemberGraph(self.spec.member)
-        graph.given("obs", TensorProto.FLOAT, ["R", self.spec.obs_size])
+        graph = _MemberGraph(self.spec.member, self.spec.state_sizes)
+        graph.given("obs", np.float32, ["R", self.spec.obs_size])
         graph.reads = self._member_rows(graph)
         if kind == "values":
             members = len(self.spec.layout.members)
             best = graph.add("Reshape", graph.values(), graph.constant([-1, members]))
             total = graph.add("Squeeze", graph.row_sum(best, members), graph.constant([-1]))
-            graph.result("values", TensorProto.FLOAT, ["R"], total)
+            graph.result("values", np.float32, ["R"], total)
         else:
             add_policy(graph, self.spec.head, kind, masked)
         return graph.serialised(kind, self.defaults)
@@ -58,7 +58,7 @@ class GroupGraphs:
         seen = graph.add("Gather", "obs", graph.constant(range(first)), axis=1)
         marks = graph.add("Gather", "obs", graph.constant(range(first, last)), axis=1)
         there = graph.add("GreaterOrEqual", marks, graph.constant(0.0, np.float32))
-        there = graph.add("Cast", there, to=TensorProto.FLOAT)
+        there = graph.cast(there, np.float32)
         kept = graph.add("Pad", there, graph.constant([0, 0, 0, 1]), graph.constant(1.0, np.float32))
         kept = graph.add("Gather", kept, graph.constant(self.spec.owners), axis=1)
         graph.there = graph.add("Reshape", there, graph.constant([-1, 1]))
@@ -66,9 +66,22 @@ class GroupGraphs:
 
 
 class _MemberGraph(StockGraph):
-    """The graph of the network that members share; `there` [R * C, 1] is 0 for absent ones, whose outputs are 0."""
+    """The graph of the network that members share; `there` [R * C, 1] is 0 for absent ones, whose outputs are 0.
+
+    Its state [R, C * S] has that of one member after the other.
+    """
 
     there = ""
+
+    def __init__(self, member: StockSpec, state_sizes: tuple[int, ...]) -> None:
+        super().__init__(member)
+        self.state_sizes = state_sizes
+
+    def state_before(self) -> str:
+        return self.add("Reshape", super().state_before(), self.constant([-1, sum(self.spec.state_sizes)]))
+
+    def state_after(self) -> str:
+        return self.add("Reshape", super().state_after(), self.constant([-1, sum(self.state_sizes)]))
 
     def policy_outputs(self) -> str:
         outputs = super().policy_outputs()

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu
 
-from menv.algorithms.dqn.learner import DQNLearner, DQNTerms, best_value, td_loss
+from menv.algorithms.dqn.learner import DQNLearner, RecurrentDQNLearner, best_value, sequence_priorities
 from menv.algorithms.networks.torch_stock import TorchStock
+from menv.algorithms.off_policy.learner import TDTerms, td_loss
+from menv.algorithms.qmix.config import QMIXConfig
 from menv.algorithms.qmix.network import GroupSpec
-from menv.algorithms.torch_distributions import masked
+from menv.inference.heads.head import masked
 
 
 class QMIXLearner(DQNLearner):
@@ -20,20 +22,32 @@ class QMIXLearner(DQNLearner):
     _network: TorchGroup
     _target: TorchGroup
 
-    def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> DQNTerms:
-        targets = self.targets(rows)
+    def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> TDTerms:
         q_values = self._network.by_member(rows["obs"], None)
-        taken = q_values.gather(2, rows["actions"][..., None])[..., 0]
-        values = self._network.mixed(taken, rows["obs"])
-        gaps, mask = None, rows.get("mask")
+        return self._loss(
+            q_values, rows["obs"], rows["actions"], rows.get("mask"), self.targets(rows), weights
+        )
+
+    def _loss(
+        self,
+        q_values: Tensor,
+        obs: Tensor,
+        actions: Tensor,
+        mask: Tensor | None,
+        targets: Tensor,
+        weights: Tensor | None,
+    ) -> TDTerms:
+        """Return the loss of N rows with the members' q_values [N, C, n] and actions [N, C]."""
+        taken = q_values.gather(2, actions[..., None])[..., 0]
+        values, gaps = self._network.mixed(taken, obs), None
         if self._settings.conservatism:
-            joint = q_values if values.ndim > 1 else self._network.deviations(q_values, taken, rows["obs"])
-            gaps = self._gaps(joint, rows["actions"], None if mask is None else mask.reshape(joint.shape))
+            joint = q_values if values.ndim > 1 else self._network.deviations(q_values, taken, obs)
+            gaps = self._gaps(joint, actions, None if mask is None else mask.reshape(joint.shape))
         if values.ndim == 1:
             gaps = None if gaps is None else gaps.sum(-1)
             return td_loss(values, targets, weights, self._knee(), gaps)
         # Without a mixer every member that is there has a separate error.
-        targets = targets * self._network.there(rows["obs"])
+        targets = targets * self._network.there(obs)
         each = None if weights is None else weights[:, None]
         terms = td_loss(values, targets, each, self._knee(), gaps)
         return terms._replace(td_errors=terms.td_errors.abs().mean(-1))
@@ -55,8 +69,69 @@ class QMIXLearner(DQNLearner):
         return returns + discounts * values
 
 
+class QMIXSequenceLearner(QMIXLearner, RecurrentDQNLearner):
+    """A `QMIXLearner` whose buffer holds sequences, for recurrent groups and TD(lambda) targets."""
+
+    _settings: QMIXConfig
+
+    def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> TDTerms:
+        obs, valid, mask, state = rows["obs"], rows["valid"], rows.get("next_mask"), rows.get("state")
+        shape, steps = obs.shape[:2], obs.flatten(0, 1)
+        allowed = None if mask is None else mask.flatten(0, 1)
+        q_values = self._network.by_member(steps, None, state)
+        number = torch.arange(len(obs), device=obs.device)[:, None].expand_as(valid)
+        with torch.no_grad():
+            target_next = self._target.by_member(steps, allowed, state)
+            online = q_values.flatten(1) if allowed is None else masked(q_values.flatten(1), allowed)
+            best = best_value(target_next, online.view_as(q_values) if self._settings.double_q else None)
+            values = self._target.mixed(best, steps)
+            targets = self._targets(rows, values.reshape(*shape, *values.shape[1:]), number)
+        terms = self._loss(
+            q_values.reshape(*shape, *q_values.shape[1:])[:, :-1][valid], obs[:, :-1][valid], rows["actions"][valid],
+            None if mask is None else mask[:, :-1][valid], targets[valid],
+            None if weights is None else weights[number[valid]],
+        )  # fmt: skip
+        return terms._replace(td_errors=sequence_priorities(terms.td_errors.abs(), valid))
+
+    def _targets(self, rows: Mapping[str, Tensor], values: Tensor, number: Tensor) -> Tensor:
+        """Return targets [B, T, ...] from the values [B, T + 1, ...] of all observations."""
+        returns, discounts = rows["returns"], rows["discounts"]
+        if self._settings.td_lambda is not None:
+            return lambda_targets(returns, discounts, values[:, 1:], rows["valid"], self._settings.td_lambda)
+        more = (...,) + (None,) * (values.ndim - 2)
+        return returns[more] + discounts[more] * values[number, rows["after"]]
+
+
+def lambda_targets(
+    rewards: Tensor, discounts: Tensor, next_values: Tensor, valid: Tensor, lambda_: float
+) -> Tensor:
+    """Return TD(lambda) targets of B sequences of at most T timesteps.
+
+    `G_t = r_t + d_t * ((1 - lambda) V_t+1 + lambda G_t+1)`, and `G_t = r_t + d_t * V_t+1` at the last valid timestep.
+
+    Args:
+        rewards: [B, T].
+        discounts: [B, T] gamma, 0 after a termination.
+        next_values: [B, T, ...] V of the observation after each timestep.
+        valid: [B, T] False behind the end of a sequence.
+        lambda_: From 0 to 1.
+    """
+    more = (...,) + (None,) * (next_values.ndim - 2)
+    found, following = [], next_values[:, -1]
+    for step in reversed(range(valid.shape[1])):
+        goes_on = valid[:, step + 1] if step + 1 < valid.shape[1] else torch.zeros_like(valid[:, 0])
+        share = (lambda_ * goes_on)[more]
+        value = next_values[:, step]
+        following = rewards[:, step][more] + discounts[:, step][more] * (value + share * (following - value))
+        found.append(following)
+    return torch.stack(found[::-1], 1)
+
+
 class TorchGroup:
-    """A feed-forward `TorchNetwork` of `spec` over `params`, whose current values every call reads."""
+    """A `TorchNetwork` of `spec` over `params`, whose current values every call reads.
+
+    The state [B, C * S] of a recurrent group has that of one member after the other.
+    """
 
     def __init__(self, spec: GroupSpec, params: Mapping[str, Tensor]) -> None:
         self.obs_size = spec.obs_size
@@ -77,11 +152,34 @@ class TorchGroup:
     def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
         """Return masked Q-values of all members [N, C * n] from obs [N, F] and mask [N, C * n]."""
         rows = self._rows(obs)
-        row = torch.cat((rows, self._zero_one.expand(len(obs), 2)), 1).index_select(1, self._inputs)
-        q_values = self._member.dist_inputs(row.reshape(-1, self._width), None)
+        inputs = self._inputs_of(rows)
+        if state is None:
+            q_values = self._member.dist_inputs(inputs.flatten(0, 1), None)
+        else:
+            # The cell reads the rows of one sequence, which is one member's, after the other.
+            each = inputs.reshape(len(state), -1, self._members, self._width).transpose(1, 2)
+            own = state.reshape(len(state) * self._members, -1)
+            q_values = self._member.dist_inputs(each.reshape(-1, self._width), None, own)
+            q_values = q_values.reshape(len(state), self._members, -1, self._choices).transpose(1, 2)
+        return self._completed(q_values, rows, mask)
+
+    def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Q-values and the state after them."""
+        rows = self._rows(obs)
+        own = state.reshape(len(state) * self._members, -1)
+        q_values, after = self._member.step(self._inputs_of(rows).flatten(0, 1), None, own)
+        return self._completed(q_values, rows, mask), after.reshape(state.shape)
+
+    def _inputs_of(self, rows: Tensor) -> Tensor:
+        """Return the members' inputs [N, C, W]."""
+        wide = torch.cat((rows, self._zero_one.expand(len(rows), 2)), 1).index_select(1, self._inputs)
+        return wide.reshape(-1, self._members, self._width)
+
+    def _completed(self, q_values: Tensor, rows: Tensor, mask: Tensor | None) -> Tensor:
+        q_values = q_values.reshape(-1, self._members, self._choices)
         if self._marks:
-            q_values = q_values * rows[:, -self._marks :].reshape(-1, 1)
-        return masked(q_values.reshape(-1, self._members * self._choices), mask)
+            q_values = q_values * rows[:, -self._marks :, None]
+        return masked(q_values.flatten(1), mask)
 
     def there(self, obs: Tensor) -> Tensor:
         """Return [N, C] 1 for each member that is there, 0 for absent ones; [1, 1] a 1 if none is marked."""
@@ -96,16 +194,16 @@ class TorchGroup:
         kept = torch.cat((there, self._zero_one[:, 1:].expand(len(obs), 1)), 1).index_select(1, self._owners)
         return torch.cat((obs[:, : -self._marks] * kept, there), 1)
 
-    def by_member(self, obs: Tensor, mask: Tensor | None) -> Tensor:
+    def by_member(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
         """Return `dist_inputs` as [N, C, n]."""
-        return self.dist_inputs(obs, mask).reshape(-1, self._members, self._choices)
+        return self.dist_inputs(obs, mask, state).reshape(-1, self._members, self._choices)
 
     def values(self, obs: Tensor, state: Tensor | None = None) -> Tensor:
         """Return the sums of the members' highest Q-values [N], without the mixing network."""
-        return self.by_member(obs, None).amax(-1).sum(-1)
+        return self.by_member(obs, None, state).amax(-1).sum(-1)
 
     def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.dist_inputs(obs, mask), self.values(obs)
+        return self.dist_inputs(obs, mask, state), self.values(obs, state)
 
     def mixed(self, q_values: Tensor, obs: Tensor) -> Tensor:
         """Return the group's Q-values [N] from one Q-value of each member [N, C], unchanged without a mixer.
@@ -127,7 +225,7 @@ class TorchGroup:
     def deviations(self, q_values: Tensor, taken: Tensor, obs: Tensor) -> Tensor:
         """Return the group's Q-values [N, C, n] where one member takes another action (Shao et al. 2023, "CFCQL").
 
-        q_values [N, C, n] are the members', taken [N, C] those of the actions taken.
+        q_values [N, C, n] are the members' Q-values, taken [N, C] the Q-values of the actions taken.
         """
         one = torch.eye(self._members, dtype=torch.bool, device=obs.device)[:, None]
         joint = torch.where(one, q_values[..., None], taken[:, None, None])

@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.networks.stock_spec import Activation, Layer, StockSpec, UnitWeights, orthogonal
+from menv.algorithms.networks.stock_spec import Activation, Cell, Layer, StockSpec, UnitWeights, orthogonal
 from menv.algorithms.off_policy.recipe import instead
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor
 from menv.errors import ConfigError
 from menv.inference.acting_graphs import ActingGraphs
-from menv.inference.action_heads import ActionHead, in_a_line
+from menv.inference.heads.head import ActionHead, in_a_line
+from menv.inference.heads.q_values import MultiQValues, QValues
 
 if TYPE_CHECKING:
     from menv.algorithms.qmix.learner import TorchGroup
@@ -40,7 +41,8 @@ class GroupLayout(NamedTuple):
 
     Attributes:
         members: The columns that each of C members sees.
-        state: The columns of the global state: the first member's `"state"`, or all members' columns without one.
+        state: The columns of the global state: what the group observes behind its members, else the first member's
+            `"state"`, else all members' columns.
         choices: Number of choices of each member.
     """
 
@@ -51,11 +53,11 @@ class GroupLayout(NamedTuple):
 
 def group_layout(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> GroupLayout:
     """Return the layout of a group's observations and actions."""
-    members = _parts("observation", observation_space)
-    actions = _parts("action", action_space)
-    if len(members) != len(actions):
+    parts, actions = _parts("observation", observation_space), _parts("action", action_space)
+    members, state = parts[: len(actions)], parts[len(actions) :]
+    if len(members) != len(actions) or len(state) > 1:
         raise ConfigError(
-            f"QMIX: {len(members)} members observe and {len(actions)} act, expected the same number; group the agents "
+            f"QMIX: {len(parts)} members observe and {len(actions)} act, expected the same number; group the agents "
             "with env.with_agent_groups"
         )
     _refuse_unlike("observation", members, members)
@@ -67,7 +69,8 @@ def group_layout(observation_space: gym.Space[Any], action_space: gym.Space[Any]
         )
     leaves = ObsPreprocessor(observation_space).leaves
     own = tuple(_columns(leaves, place, state=False) for place in range(len(members)))
-    return GroupLayout(own, _columns(leaves, 0, state=True) or sum(own, ()), int(actions[0].n))
+    shown = _columns(leaves, len(members), state=False) or _columns(leaves, 0, state=True)
+    return GroupLayout(own, shown or sum(own, ()), int(actions[0].n))
 
 
 def _parts(kind: str, space: gym.Space[Any]) -> tuple[Any, ...]:
@@ -125,6 +128,7 @@ class GroupSpec(NetworkSpec):
     mixer: Mixer = "qmix"
     embed_dim: int = 32
     marked: bool = False
+    cell: Cell | None = None
 
     @property
     def marks(self) -> int:
@@ -146,13 +150,13 @@ class GroupSpec(NetworkSpec):
     def member(self) -> StockSpec:
         """The shared network; it reads a member's observation and the one-hot index of the member."""
         size = len(self.layout.members[0]) + len(self.layout.members)
-        head = ActionHead("q_values", (self.layout.choices,))
-        return StockSpec(size, head, self.hiddens, self.activation, dueling=self.dueling)
+        head = QValues((self.layout.choices,))
+        return StockSpec(size, head, self.hiddens, self.activation, dueling=self.dueling, cell=self.cell)
 
     @cached_property
     def head(self) -> ActionHead:
         """One action of each member."""
-        return ActionHead("multi_q_values", (self.layout.choices,) * len(self.layout.members))
+        return MultiQValues((self.layout.choices,) * len(self.layout.members))
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
@@ -167,7 +171,8 @@ class GroupSpec(NetworkSpec):
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
-        return ()
+        """One part with the states of all members, [h, c] of an LSTM."""
+        return (len(self.layout.members) * sum(self.cell.state_sizes),) if self.cell else ()
 
     def mixing_layers(self) -> tuple[Layer, ...]:
         """Return the layers that compute the mixing network's weights from the state; none without "qmix".

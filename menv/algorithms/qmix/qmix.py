@@ -12,7 +12,7 @@ import gymnasium as gym
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.off_policy.recipe import OffPolicyRecipe
+from menv.algorithms.off_policy.recipe import OffPolicyRecipe, refuse_layers
 from menv.algorithms.qmix.config import QMIXConfig
 from menv.algorithms.qmix.network import GroupSpec, group_layout
 from menv.algorithms.recipe import Learner, Weights
@@ -28,32 +28,30 @@ class QMIXRecipe(OffPolicyRecipe):
     def network(
         self, obs_size: int, action_space: gym.Space[Any], config: QMIXConfig, observation_space: Any = None
     ) -> NetworkSpec:
+        if config.agent_ids:
+            raise ConfigError(
+                "QMIX: agent_ids is True, expected False, because members always have codes; leave it out"
+            )
         layout, model = group_layout(observation_space, action_space), config.model
-        stray = {"use_lstm": model.use_lstm, "use_gru": model.use_gru, "custom_model": model.custom_model,
-                 "conv_filters": model.conv_filters}  # fmt: skip
-        for name, value in stray.items():
-            if value:
-                off = False if name.startswith("use_") else None
-                raise ConfigError(
-                    f"QMIX: model.{name} is set, expected feed-forward hidden layers alone; leave it out, or put "
-                    f'{{"{name}": {off}}} into the model of this policy\'s own config'
-                )
+        refuse_layers("QMIX", model, "custom_model", "conv_filters")
         return GroupSpec(
             obs_size, layout, tuple(model.fcnet_hiddens), model.fcnet_activation or "relu",
             dueling=config.dueling, mixer=config.mixer, embed_dim=config.mixing_embed_dim, marked=True,
+            cell=model.cell,
         )  # fmt: skip
 
     def make_learner(self, network: NetworkSpec, weights: Weights, config: QMIXConfig, seed: int) -> Learner:
-        from menv.algorithms.qmix.learner import QMIXLearner
+        from menv.algorithms.qmix import learner
 
-        return QMIXLearner(network, config, weights, seed)
+        kind = learner.QMIXSequenceLearner if config.replays_sequences else learner.QMIXLearner
+        return kind(network, config, weights, seed)
 
 
 class QMIX(Algorithm):
     """Q-learning for groups of agents: each member acts on its observation, all learn from the group's reward.
 
-    Built as `QMIX(env=..., config={...classic keys...})` or `QMIXConfig(env=..., ...).build()`, over an environment
-    whose agents are grouped by `with_agent_groups`.
+    Built as `QMIX(env=..., config={...classic keys...})` or `QMIXConfig(env=..., ...).build()`. Agents with equal
+    spaces are one group, and a policy on disk is the policy of one member; `with_agent_groups` forms other groups.
     """
 
     recipe = QMIXRecipe()

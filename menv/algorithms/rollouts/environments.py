@@ -21,6 +21,7 @@ from menv.registry import checked_creator, env_kind, make_env
 from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit, WholeEpisodeLimit
 from menv.workers.convert import to_base_env
 from menv.workers.registered_envs import RemoteEnvSpec
+from menv.wrappers.team import as_team
 
 _MOST_ENVS = 1_000_000
 
@@ -85,6 +86,11 @@ def check_input_settings(config: AlgorithmConfig) -> None:
         )
     if not config.replaces_env:
         return
+    if config.common_reward is not None:
+        raise ConfigError(
+            f"common_reward: {config.common_reward!r} with an input, whose rewards are given, expected None; leave it "
+            "out"
+        )
     if isinstance(config.input, str) and config.self_play.enabled:
         raise ConfigError(
             "self_play: enabled with recorded episodes as the only input, expected games that the policies play; add "
@@ -147,7 +153,10 @@ def _in_table_form(
     if not config.remote_worker_envs:
         return to_base_env(first, make, config.num_envs_per_worker, **settings)
     return to_base_env(
-        first, RemoteEnvSpec(config.env, env_context(config, 0, placement), config.log_level),
+        first,
+        RemoteEnvSpec(
+            config.env, env_context(config, 0, placement), config.log_level, team=_team_of(config)
+        ),
         config.num_envs_per_worker,
         remote_envs=True, remote_env_batch_wait_ms=config.remote_env_batch_wait_ms, env_timeout=config.env_timeout,
         engine=config.engine, **settings,
@@ -178,9 +187,20 @@ def env_context(
 
 
 def _make_env(config: AlgorithmConfig, placement: WorkerPlacement, vector_index: int) -> Any:
-    return make_env(
-        config.env, env_context(config, vector_index, placement).copy_with_overrides(remote=False)
+    context = env_context(config, vector_index, placement).copy_with_overrides(remote=False)
+    return as_team(make_env(config.env, context), **_team_of(config))
+
+
+def _team_of(config: AlgorithmConfig) -> dict[str, Any]:
+    """Return the arguments of `as_team`."""
+    policies = config.multiagent.policies
+    specs = (
+        [PolicySpec.of(name, one).config for name, one in policies.items()]
+        if isinstance(policies, Mapping)
+        else []
     )
+    critics = [getattr(config, "critic_obs", None), *((own or {}).get("critic_obs") for own in specs)]
+    return {"how": config.common_reward, "grouped": config.groups_agents, "with_state": "state" in critics}
 
 
 def input_context(config: AlgorithmConfig, stub: Any) -> InputContext:

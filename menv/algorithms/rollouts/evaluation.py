@@ -7,8 +7,9 @@ what it observed in them.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -21,13 +22,12 @@ from menv.adapters.adapter import Adapter
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
 from menv.algorithms.rollouts.environments import WorkerPlacement
 from menv.algorithms.rollouts.local_rollouts import call_each, new_sampler, tell_envs_created
-from menv.algorithms.rollouts.worker_messages import PolicyView, split_state
+from menv.algorithms.rollouts.worker_messages import PolicyView
 from menv.base_env import Column, EnvId, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
-from menv.errors import CallOrderError, ConfigError, ContractError, MenvError
+from menv.errors import ConfigError, ContractError, MenvError
 from menv.metrics import AS_THEY_COME, Metrics, MetricsSnapshot, When
-from menv.policy_map import PolicyMap
 from menv.sampling import fragment_limit
 from menv.sampling.fragment_limit import Flags, FragmentLimit
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents
@@ -64,22 +64,22 @@ class EvaluationLimit(FragmentLimit):
 
     An episode that a fault ends does not count: another one is run. Where the number of sub-environments is unknown,
     they have one share together. There and in lockstep all sub-environments continue until all shares are done, and
-    `metrics` leaves out the surplus.
+    `metrics` leaves out the surplus. In seconds, the episodes that run when the time is over are played to their end.
 
     Attributes:
         metrics: Records the episodes that count.
-        stops_midway: Whether other episodes may run at the end.
     """
 
-    def __init__(self, base_env: Adapter, in_episodes: bool) -> None:
+    def __init__(self, base_env: Adapter, unit: str) -> None:
         super().__init__(1)
         self._joint = not base_env.num_envs
-        self.stops_midway = self._joint or base_env.lockstep
-        self._in_episodes = in_episodes
+        self._together = self._joint or base_env.lockstep
+        self._unit = unit
+        self._until = 0.0
         self.metrics = Metrics(0)
-        if self.stops_midway:
+        if self._together and unit != "seconds":
             index_of: Callable[[EnvId], int] = (lambda _: 0) if self._joint else base_env.index_of
-            self.metrics = FirstEpisodes(in_episodes, index_of)
+            self.metrics = FirstEpisodes(unit == "episodes", index_of)
         self._shares: Shares = np.zeros(0, np.int64)
         # [E] env steps of each sub-environment at its last episode end, and sub-environments that ended one since.
         self._since: Shares = np.zeros(0, np.int64)
@@ -94,7 +94,8 @@ class EvaluationLimit(FragmentLimit):
         total, index = own * workers, worker * own + np.arange(own)
         # Each worker has its share of the remainder.
         episodes = -(-(index + 1) * duration // total) + -index * duration // total
-        self._shares = episodes if self._in_episodes else np.full(own, -(-duration // total))
+        self._shares = episodes if self._unit == "episodes" else np.full(own, -(-duration // total))
+        self._until = time.monotonic() + duration
         if isinstance(self.metrics, FirstEpisodes):
             self.metrics.shares = self._shares.copy()
 
@@ -106,13 +107,16 @@ class EvaluationLimit(FragmentLimit):
         for end in ends:
             if not end.faulty:
                 self._ended.append(end.env_index)
-            used = int(not end.faulty) if self._in_episodes else end.env_steps
-            self._shares[0 if self._joint else end.env_index] -= used
+            place = 0 if self._joint else end.env_index
+            if self._unit != "seconds":
+                self._shares[place] -= end.env_steps if self._unit == "timesteps" else int(not end.faulty)
+            elif time.monotonic() >= self._until:
+                self._shares[place] = 0
 
     def closed(self, env_steps: Column) -> Flags | None:
         self._check_endless(env_steps)
         done: Flags = self._shares <= 0
-        if self.stops_midway:
+        if self._together:
             return np.ones(len(env_steps), np.bool_) if done.all() else None
         return done if done.any() else None
 
@@ -141,9 +145,12 @@ class EvaluationShare(NamedTuple):
 
 MakeBaseEnv = Callable[[AlgorithmConfig], Adapter]
 
+_APART = 10**9
+"""Env steps between the beginnings of two evaluations, so that no seed of a reset is used twice."""
+
 
 class Evaluation:
-    """Runs episodes with the current weights of some policies.
+    """Runs episodes with the current weights of some policies; all that is random depends on the evaluation's number.
 
     `placement` decides the share of the sub-environments and episodes. `guard` is entered while environments are
     stepped.
@@ -160,19 +167,12 @@ class Evaluation:
     ) -> None:
         self._settings = settings
         self._policy_view = policy_view
-        self._playing: PolicyMap | None = None
         self._make_base_env = make_base_env
         self._callbacks = callbacks
         self._seed = seed
         self._placement = replace(placement or WorkerPlacement(), in_evaluation=True)
-        self._in_episodes = settings.evaluation_duration_unit == "episodes"
         self._base_env: Adapter | None = None
-        self._sampler: Sampler | None = None
-        self._limit: EvaluationLimit | None = None
-        # Of `random` and `numpy.random` at the end of the last evaluation.
-        self._random_states: tuple[Any, Any] | None = None
-        # Whether an exception ended the last evaluation.
-        self._interrupted = False
+        self._sampler: Sampler
         self.guard: AbstractContextManager[Any] = nullcontext()
         # The last arguments of each method that was called, for environments that are created later.
         self._calls: dict[str, tuple[Any, ...]] = {}
@@ -183,123 +183,69 @@ class Evaluation:
         steps = getattr(self._base_env, "env_steps", None)
         return 0 if steps is None else int(steps.sum())
 
-    @property
-    def _workers(self) -> int:
-        return self._settings.num_workers if self._placement.worker_index else 1
-
-    def play(self) -> EvaluationShare:
-        """Run the episodes."""
-        with self._own_random_states():
-            env_steps, agent_steps = self._play()
-        return EvaluationShare(self._counted().metrics.take(), env_steps, agent_steps)
+    def play(self, number: int) -> EvaluationShare:
+        """Run the episodes of evaluation `number` of the run, from 0."""
+        with self._own_random_states(number):
+            base_env = self._base_env
+            if base_env is not None and (base_env.lockstep or not base_env.can_restart):
+                base_env.stop()
+                base_env = None
+            sampler, limit = self._begun(base_env, number)
+            worker, count = max(0, self._placement.worker_index - 1), sampler.base_env.num_envs
+            workers = self._settings.num_workers if self._placement.worker_index else 1
+            limit.allot(self._settings.evaluation_duration, count, worker, workers)
+            sampler.resume(SamplerState(steps=[number * _APART] * count))
+            try:
+                with self.guard:
+                    batch = sampler.sample()
+            except MenvError as error:
+                sampler.crashes.attach(error)
+                raise
+            sampler.finish(batch)
+        return EvaluationShare(limit.metrics.take(), sampler.env_steps, sampler.agent_steps)
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Call a method of every sub-environment, also of those that replace them; the next evaluation resets them."""
-        with self._own_random_states(), self.guard:
-            sampler = self._ready()
-            found = call_each(sampler.base_env, method, args)
+        with self._own_random_states(0), self.guard:
+            base_env = self._base_env or self._begun(None, 0)[0].base_env
+            found = call_each(base_env, method, args)
             self._calls[method] = args
-            if sampler.base_env.can_restart and not sampler.base_env.lockstep:
-                # Episodes that have begun would go on as the environments were before.
-                self._sampler = self._new_sampler(sampler.base_env, is_new=False)
-                self._sampler.resume(sampler.state_midway())
         return found
-
-    @contextmanager
-    def _own_random_states(self) -> Iterator[None]:
-        """Let environments draw numbers that are independent of training, whose states are restored."""
-        seed = self._settings.seed
-        if seed is None:
-            yield
-            return
-        outside = random.getstate(), np.random.get_state()
-        rng.seed_process(rng.key(seed, rng.EVALUATION, self._placement.worker_index))
-        if self._random_states is not None:
-            _set_random_states(self._random_states)
-        try:
-            yield
-        finally:
-            self._random_states = random.getstate(), np.random.get_state()
-            _set_random_states(outside)
-
-    def _play(self) -> tuple[int, int]:
-        sampler = self._ready()
-        env_steps, agent_steps = sampler.env_steps, sampler.agent_steps
-        worker = max(0, self._placement.worker_index - 1)
-        duration, num_envs = self._settings.evaluation_duration, sampler.base_env.num_envs
-        self._counted().allot(duration, num_envs, worker, self._workers)
-        self._interrupted = True
-        try:
-            with self.guard:
-                batch = sampler.sample()
-        except MenvError as error:
-            sampler.crashes.attach(error)
-            raise
-        sampler.finish(batch)
-        self._interrupted = False
-        return sampler.env_steps - env_steps, sampler.agent_steps - agent_steps
-
-    def state(self) -> SamplerState | None:
-        """Return the sampler's state; None before the first evaluation, after a failed one and with other policies."""
-        if self._sampler is None or self._interrupted or self._playing is not self._policy_view.policy_map:
-            return None
-        with suppress(CallOrderError):
-            return self._sampler.state()
-        return None
-
-    def resume(self, state: SamplerState) -> None:
-        """Resume from the samplers of another run's evaluation; one of several workers resumes its share."""
-        sampler = self._ready()
-        if self._placement.worker_index:
-            own = sampler.base_env.num_envs
-            state = split_state(state, self._workers, own)[self._placement.worker_index - 1]
-        with self.guard:
-            sampler.resume(state)
 
     def stop(self) -> None:
         """Close the environments."""
         if self._base_env is not None:
             self._base_env.stop()
 
-    def _ready(self) -> Sampler:
-        midway = self._limit is not None and self._limit.stops_midway
-        changed = midway or self._playing is not self._policy_view.policy_map
-        if self._interrupted or (self._sampler is not None and changed):
-            # All sub-environments are at the beginning of an episode afterwards.
-            self.stop()
-            self._base_env, self._sampler, self._interrupted = None, None, False
-        is_new = self._base_env is None
-        if self._base_env is None:
-            self._base_env = self._make_base_env(self._settings)
-            self._limit = EvaluationLimit(self._base_env, self._in_episodes)
-        if self._sampler is None:
-            self._sampler = self._new_sampler(self._base_env, is_new)
-        if is_new:
-            for method, args in self._calls.items():
-                call_each(self._base_env, method, args)
-        return self._sampler
+    @contextmanager
+    def _own_random_states(self, number: int) -> Iterator[None]:
+        """Let environments draw numbers that are independent of training, whose states are restored."""
+        seed = self._settings.seed
+        if seed is None:
+            yield
+            return
+        outside = random.getstate(), np.random.get_state()
+        rng.seed_process(rng.key(seed, rng.EVALUATION, self._placement.worker_index, number))
+        try:
+            yield
+        finally:
+            random.setstate(outside[0])
+            np.random.set_state(outside[1])
 
-    def _counted(self) -> EvaluationLimit:
-        assert self._limit is not None
-        return self._limit
-
-    def _new_sampler(self, base_env: Adapter, is_new: bool) -> Sampler:
-        policy_view, settings, limit = self._policy_view, self._settings, self._counted()
-        self._playing = policy_view.policy_map
-        sampler = new_sampler(
-            settings, base_env, policy_view, [group.clone() for group in policy_view.groups], limit,
-            limit.metrics, self._seed, self._callbacks, self._placement,
+    def _begun(self, base_env: Adapter | None, number: int) -> tuple[Sampler, EvaluationLimit]:
+        """Return the sampler of an evaluation in these environments, or in new ones."""
+        view, settings, own = self._policy_view, self._settings, base_env
+        self._base_env = base_env = own or self._make_base_env(settings)
+        limit = EvaluationLimit(base_env, settings.evaluation_duration_unit)
+        self._sampler = new_sampler(
+            settings, base_env, view, [group.clone() for group in view.groups], limit, limit.metrics,
+            self._seed + number, self._callbacks, self._placement,
         )  # fmt: skip
-        if is_new:
-            tell_envs_created(
-                lambda: self._sampler or sampler, settings, base_env, self._callbacks, self._placement
-            )
-        return sampler
-
-
-def _set_random_states(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
+        if own is None:
+            tell_envs_created(lambda: self._sampler, settings, base_env, self._callbacks, self._placement)
+            for method, args in self._calls.items():
+                call_each(base_env, method, args)
+        return self._sampler, limit
 
 
 Kind: TypeAlias = Literal["observation", "action"]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,8 @@ from menv.algorithms.rollouts.worker_group import PolicySync, WorkerGroup, seale
 from menv.algorithms.rollouts.worker_messages import (
     PolicyUpdate,
     PolicyView,
-    WorkerCounters,
     WorkerInit,
     WorkerSettings,
-    joined_state,
 )
 from menv.algorithms.training.operation_guard import OperationGuard
 from menv.algorithms.training.policy_set import PolicySet
@@ -34,9 +32,9 @@ from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashErro
 from menv.metrics import Metrics, MetricsState
 from menv.migration_hints import Result
 from menv.policy_map import PolicyMap
-from menv.sampling.sampler import SamplerState
+from menv.sampling.sampler import Count
 from menv.workers.engines import check_system, make_engine
-from menv.workers.pipe_channel import UnsendableError
+from menv.workers.messages import UnsendableError
 from menv.workers.watchdog import Watchdog, creation_limit, limited
 
 if TYPE_CHECKING:
@@ -72,7 +70,10 @@ class EvaluationRunner:
         self._training_env = training_env
         self._callbacks = callbacks
         self._seed = seed
-        self._evaluation: EvaluationGroup | None = None
+        self._evaluation: Evaluation | EvaluationWorkers | None = None
+        # Evaluations so far.
+        self._count = 0
+        self._metrics = Metrics(0)
         # Settings for workers from before callbacks received the algorithm and kept it.
         self._first: WorkerSettings | None = None
         self._declared = declared(training_env)
@@ -135,7 +136,22 @@ class EvaluationRunner:
                 "evaluate: called by on_evaluate_end, expected after it; call it after evaluate() or train()"
             )
         with operation_guard.in_progress("an evaluation is running"):
-            self.latest = Result({"evaluation": self._ready().run()})
+            evaluation = self._ready()
+            if isinstance(evaluation, EvaluationWorkers):
+                shares = evaluation.play(self._count)
+            else:
+                shares = [evaluation.play(self._count)]
+            for share in shares:
+                self._metrics.absorb(share.metrics)
+            self._count += 1
+            summary = self._metrics.summary()
+            found = {
+                **summary,
+                "sampler_results": summary,
+                "num_env_steps_sampled_this_iter": sum(share.env_steps for share in shares),
+                "num_agent_steps_sampled_this_iter": sum(share.agent_steps for share in shares),
+            }
+            self.latest = Result({"evaluation": found})
         self._in_hook = True
         try:
             self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
@@ -149,16 +165,18 @@ class EvaluationRunner:
 
     def take_faults(self) -> list[dict[str, Any]]:
         """Return the faults of environments since the last call; see `Metrics.faults`."""
-        return [] if self._evaluation is None else self._evaluation.metrics.take_faults()
+        return self._metrics.take_faults()
 
     def begin(self, iteration: int) -> None:
         """Start the workers on the evaluation that ends this iteration, if it runs parallel to training."""
         if self._config.evaluation_parallel_to_training and self.due(iteration):
-            self._ready().begin()
+            evaluation = self._ready()
+            assert isinstance(evaluation, EvaluationWorkers)
+            evaluation.begin(self._count)
 
     def break_off(self) -> None:
         """End an evaluation that workers are running."""
-        if self._evaluation is not None:
+        if isinstance(self._evaluation, EvaluationWorkers):
             self._evaluation.break_off()
 
     def due(self, iteration: int) -> bool:
@@ -171,21 +189,21 @@ class EvaluationRunner:
         self.stop()
         self._evaluation, self._seed = None, seed
 
-    def state(self) -> EvaluationState | None:
-        """Return what the next evaluation depends on; None before the first one."""
-        return None if self._evaluation is None else self._ready().state()
+    def state(self) -> EvaluationState:
+        """Return what the next evaluation depends on."""
+        return EvaluationState(self._count, self._metrics.state())
 
-    def set_state(self, state: EvaluationState | None) -> None:
+    def set_state(self, state: EvaluationState) -> None:
         """Restore `state`."""
-        if state is not None:
-            self._ready().set_state(state)
+        self._count = state.count
+        self._metrics.set_state(state.metrics)
 
     def stop(self) -> None:
         """Close the environments."""
         if self._evaluation is not None:
             self._evaluation.stop()
 
-    def _ready(self) -> EvaluationGroup:
+    def _ready(self) -> Evaluation | EvaluationWorkers:
         if self._evaluation is None:
             self._evaluation = self._new_evaluation()
         elif self._policy_set.policy_map is not self._mapped_from:
@@ -193,19 +211,19 @@ class EvaluationRunner:
             self._mapped_from = self._policy_set.policy_map
         return self._evaluation
 
-    def _new_evaluation(self) -> EvaluationGroup:
-        config, first, seed = self._config, self._training_env, self._seed + _SEED
-        settings = evaluation_settings(config)
+    def _new_evaluation(self) -> Evaluation | EvaluationWorkers:
+        config, seed, settings = self._config, self._seed + _SEED, evaluation_settings(self._config)
         self._policy_view, self._mapped_from = self._mapped(settings), self._policy_set.policy_map
         if config.evaluation_num_workers:
-            check_evaluable(settings, first)
+            check_evaluable(settings, self._training_env)
             if config.evaluation_interval is None:
                 self._try_out()
-            return EvaluationGroup(settings, self._policy_view, seed, None, self._first, self._declared)
+            return EvaluationWorkers(
+                settings, self._policy_view, seed, self._metrics, self._first, self._declared
+            )
         own = settings["callbacks"]
         callbacks = self._callbacks if own is config["callbacks"] else read_callbacks(own)
-        here = Evaluation(settings, self._policy_view, self._make_envs, callbacks, seed)
-        return EvaluationGroup(settings, self._policy_view, seed, here)
+        return Evaluation(settings, self._policy_view, self._make_envs, callbacks, seed)
 
     def _mapped(self, settings: AlgorithmConfig) -> PolicyView:
         """Return the policies under the mapping of evaluations, the set of the run where it is the same."""
@@ -241,12 +259,12 @@ class EvaluationWorker(Evaluation):
         )  # fmt: skip
         self.guard = Watchdog(self._seconds, lambda: self.progress)
 
-    def follow_and_play(self, update: PolicyUpdate) -> EvaluationShare:
+    def follow_and_play(self, number: int, update: PolicyUpdate) -> EvaluationShare:
         """Run the episodes after applying an update."""
         # No episode is running.
         self._worker_policies.take(update)
         with collect_warnings() as faults:
-            return self.play()._replace(warnings=faults)
+            return self.play(number)._replace(warnings=faults)
 
     def _make_envs(self, config: AlgorithmConfig) -> Adapter:
         with limited(creation_limit(self._seconds)):
@@ -257,17 +275,17 @@ class EvaluationWorker(Evaluation):
 
 @dataclass
 class EvaluationState:
-    """What the next evaluation depends on; `sampler` is None where it begins again."""
+    """What the next evaluation depends on: how many there were, and the episodes that means are over."""
 
-    sampler: SamplerState | None
+    count: Count
     metrics: MetricsState
 
 
-class EvaluationGroup:
-    """The processes that run the episodes of evaluations: workers, which start with the first one, or only this.
+class EvaluationWorkers:
+    """The workers of evaluations, which start with the first one.
 
-    Each has its share of sub-environments and episodes; the result does not depend on their number. `here` runs the
-    episodes in this process; None starts workers.
+    Each has its share of sub-environments and episodes; the result does not depend on their number. `metrics` records
+    lost episodes.
     """
 
     def __init__(
@@ -275,126 +293,67 @@ class EvaluationGroup:
         settings: AlgorithmConfig,
         policy_view: PolicyView,
         seed: int,
-        here: Evaluation | None,
-        first: WorkerSettings | None = None,
-        declared: Declared | None = None,
+        metrics: Metrics,
+        first: WorkerSettings | None,
+        declared: Declared,
     ) -> None:
-        self._settings = settings if here is not None else _of_workers(settings)
+        self._settings = _of_workers(settings)
         self._first, self._declared = first, declared
         self._policy_view = policy_view
         self._seed = seed
-        self._here = here
-        self.metrics = Metrics(0)
+        self._metrics = metrics
+        self._policy_sync = PolicySync(policy_view)
+        self._engine = make_engine(settings.engine, patience=settings.worker_start_timeout_s)
         self._workers: WorkerGroup | None = None
-        if here is None:
-            self._policy_sync = PolicySync(policy_view)
-            self._engine = make_engine(settings.engine, patience=settings.worker_start_timeout_s)
+        # The policies that workers have; None after an interruption.
         self._playing: PolicyMap | None = None
-        self._interrupted = False
-        # An evaluation that was begun and not waited for, the update sent with it, and its results.
-        self._begun = False
+        # The update that an evaluation began with that is under way.
         self._update: PolicyUpdate | None = None
-        self._played: Sequence[EvaluationShare] | None = None
         # The last arguments of each method that was called, for workers that are created later.
         self._calls: dict[str, tuple[Any, ...]] = {}
-        # Sampler states of another run, until the next evaluation resumes them.
-        self._resumed: SamplerState | None = None
 
-    @property
-    def begun(self) -> bool:
-        """Whether the next `run` returns an evaluation that was begun earlier."""
-        return self._begun or self._played is not None
-
-    def begin(self) -> None:
-        """Let workers start an evaluation with the current policies; `run` waits for it."""
-        # Discard an evaluation that was begun and not waited for.
-        self._interrupted |= self._begun
-        self._played = None
+    def begin(self, number: int) -> None:
+        """Let workers start an evaluation with the current policies; `play` waits for it."""
         workers = self._ready()
         self._policy_sync.resend_filters()
         # If pickling fails, no worker has received the update.
-        self._interrupted = True
+        playing, self._playing, self._update = self._playing, None, None
         update = self._engine.put(self._policy_sync.next_update())
-        self._begun = True
-        if self._resumed is not None:
-            state, self._resumed = self._resumed, None
-            workers.stand_in(state.replaced)
-            workers.call_all(EvaluationWorker.resume, state)
-        workers.ask_all(EvaluationWorker.follow_and_play, update)
-        self._update, self._interrupted = update, False
+        for index in range(len(workers)):
+            workers.ask(index, EvaluationWorker.follow_and_play, number, update)
+        self._playing, self._update = playing, update
 
-    def run(self) -> dict[str, Any]:
-        """Return the metrics of the evaluation that was begun, or of a new one."""
-        shares = [self._here.play()] if self._here is not None else self._all_played()
-        for share in shares:
-            self.metrics.absorb(share.metrics)
-            if self._workers is not None:
-                self._workers.warn(share.warnings)
-        self._played = None
-        summary = self.metrics.summary()
-        return {
-            **summary,
-            "sampler_results": summary,
-            "num_env_steps_sampled_this_iter": sum(share.env_steps for share in shares),
-            "num_agent_steps_sampled_this_iter": sum(share.agent_steps for share in shares),
-        }
+    def play(self, number: int) -> list[EvaluationShare]:
+        """Return the shares of the evaluation that was begun, or of a new one."""
+        if self._update is None:
+            self.begin(number)
+        assert self._workers is not None
+        assert self._update is not None
+        update, self._update = self._update, None
+        playing, self._playing = self._playing, None
+        shares: list[EvaluationShare] = []
+        for index in range(len(self._workers)):
+            share = self._workers.result(index, EvaluationWorker.follow_and_play, number, update)
+            assert share is not None
+            self._workers.warn(share.warnings)
+            shares.append(share)
+        self._playing = playing
+        return shares
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        """Call a method of every sub-environment, after an evaluation that workers have begun."""
-        if self._here is not None:
-            return self._here.call_envs(method, args)
-        if self._begun:
-            self._all_played()
-        found = self._ready().call_all(EvaluationWorker.call_envs, method, args)
+        """Call a method of every sub-environment; an evaluation that is under way begins again afterwards."""
+        workers, self._update = self._ready(), None
+        found = workers.call_all(EvaluationWorker.call_envs, method, args)
         self._calls[method] = args
         return [value for values in found for value in values or ()]
-
-    def _all_played(self) -> Sequence[EvaluationShare]:
-        if not self.begun:
-            self.begin()
-        if self._played is None:
-            assert self._workers is not None
-            assert self._update is not None
-            self._begun, self._interrupted = False, True
-            self._played = self._workers.answers(EvaluationWorker.follow_and_play, self._update)
-            self._interrupted = False
-        return self._played
 
     def break_off(self) -> None:
         """End a running evaluation with its processes."""
         if self._workers is not None and self._workers.kill_busy():
-            self._begun, self._interrupted = False, True
-
-    def state(self) -> EvaluationState | None:
-        """Return what the next evaluation depends on; None before the first one and after a failed one."""
-        if self._here is not None:
-            return EvaluationState(self._here.state(), self.metrics.state())
-        if self._resumed is not None:
-            return EvaluationState(self._resumed, self.metrics.state())
-        if self._workers is None or self._interrupted:
-            return None
-        if self._begun:
-            self._all_played()
-        whole = None
-        # With other policies the next evaluation begins again.
-        if self._playing is self._policy_view.policy_map:
-            states = [one for one in self._workers.call_all(EvaluationWorker.state) if one is not None]
-            if len(states) == len(self._workers):
-                whole = joined_state(states, WorkerCounters(), 0, self._workers.replaced)
-        return EvaluationState(whole, self.metrics.state())
-
-    def set_state(self, state: EvaluationState) -> None:
-        """Restore `state` of another run's evaluation, by workers or not."""
-        if self._here is None:
-            self._resumed = state.sampler
-        elif state.sampler is not None:
-            self._here.resume(state.sampler)
-        self.metrics.set_state(state.metrics)
+            self._playing = self._update = None
 
     def stop(self) -> None:
-        """End the workers, or close the environments of this process."""
-        if self._here is not None:
-            self._here.stop()
+        """End the workers."""
         if self._workers is not None:
             self._workers.stop()
 
@@ -406,9 +365,9 @@ class EvaluationGroup:
                 self._settings.num_envs_per_worker, self._lose, label="evaluation worker",
                 first=self._first, declared=self._declared,
             )  # fmt: skip
-        elif self._interrupted or policy_map is not self._playing:
+        elif policy_map is not self._playing:
             for index in range(len(self._workers)):
-                self._workers.create_again(index)
+                self._workers.outdate(index)
             for method, args in self._calls.items():
                 self._workers.call_all(EvaluationWorker.call_envs, method, args)
         else:
@@ -419,8 +378,8 @@ class EvaluationGroup:
 
     def _lose(self, _index: int, record: dict[str, Any]) -> None:
         for _ in range(self._settings.num_envs_per_worker):
-            self.metrics.record_faulty(record["line"])
-        self.metrics.faults.append(record)
+            self._metrics.record_faulty(record["line"])
+        self._metrics.faults.append(record)
 
 
 def sealed(settings: AlgorithmConfig) -> WorkerSettings | None:

@@ -52,7 +52,7 @@ def freeze(policy_view: PolicyView) -> None:
 class LocalRollouts:
     """A sampler in this process; `RemoteRollouts` has the same methods.
 
-    `guard` and `breakable` are entered while environments are stepped; `breakable` may raise KeyboardInterrupt. `later`
+    `guard` is entered while environments are stepped. `later`
     leaves the values of networks to be added by the learning process. `lock` is held while sampling, learning or
     changing policies. `uninterrupted` is entered around `sample` and the storing of its fragment.
     """
@@ -75,7 +75,6 @@ class LocalRollouts:
         self._placement = placement or WorkerPlacement()
         self.base_env = base_env
         self.guard: AbstractContextManager[Any] = nullcontext()
-        self.breakable: AbstractContextManager[Any] = nullcontext()
         self.lock = threading.RLock()
         self.uninterrupted: AbstractContextManager[Any] = nullcontext()
         self.later = False
@@ -145,8 +144,7 @@ class LocalRollouts:
         agent_steps = self.sampler.agent_steps
         with self.guard, self.base_env.unbroken():
             try:
-                with self.breakable:
-                    return self.sampler.sample()
+                return self.sampler.sample()
             except BaseException as error:
                 if isinstance(error, MenvError):
                     self.sampler.crashes.attach(error)

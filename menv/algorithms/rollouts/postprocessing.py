@@ -17,7 +17,13 @@ import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig
 from menv.algorithms.recipe import Recipe
-from menv.algorithms.rollouts.centralized_critic import CriticRows, JointFragment, JointHistory, JointObs
+from menv.algorithms.rollouts.centralized_critic import (
+    CriticRows,
+    JointFragment,
+    JointHistory,
+    JointObs,
+    with_states,
+)
 from menv.base_env import AgentId
 from menv.connectors.built_in import clip_rewards_of
 from menv.episode import Episode
@@ -77,6 +83,13 @@ def add_critic_values(batch: SampleBatch, seen: CriticRows, backend: ActingBacke
     after[ends] = values[ends]
     after[ends[known]] = values[count:]
     batch[SampleBatch.VF_PREDS], batch[SampleBatch.NEXT_VF_PREDS] = values[:count], after
+
+
+def add_critic_rows(batch: SampleBatch, seen: CriticRows) -> None:
+    """Add `critic_obs` and `next_critic_obs` [N, C], for learners that compute values themselves."""
+    after = np.concatenate((seen.rows[1:], seen.rows[-1:]))
+    after[batch.segments.ends - 1] = seen.after
+    batch[SampleBatch.CRITIC_OBS], batch[SampleBatch.NEXT_CRITIC_OBS] = seen.rows, after
 
 
 def _called(
@@ -170,7 +183,9 @@ class BatchPostprocessor:
         for backend, index, policy_id in self._of(batch):
             rows, config = batch[policy_id], self._configs[policy_id]
             clip_rewards_of(rows, config.clip_rewards)
-            if policy_id in critics:
+            if policy_id in critics and self._recipes[policy_id].off_policy:
+                add_critic_rows(rows, critics[policy_id])
+            elif policy_id in critics:
                 add_critic_values(rows, critics[policy_id], backend, index)
             lacking = [name for name in _FROM_REWARDS if name not in rows]
             self._recipes[policy_id].complete(rows, backend, index, config, later=later)
@@ -230,19 +245,16 @@ class BatchPostprocessor:
     ) -> dict[str, CriticRows]:
         asked = {name: self._critic_of(name) for name in batch}
         own = {name: critic for name, critic in asked.items() if callable(critic)}
-        found = {}
+        found = {name: with_states(batch[name]) for name, critic in asked.items() if critic == "state"}
         for name, shown in (_with_others(own, batch, episodes, beside) if own else {}).items():
             size = getattr(self._configs[name], "critic_obs_size", 0)
             parts = [_called(own[name], piece, others, size) for piece, others in shown]
             found[name] = CriticRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         # Rows of others are of use to later fragments, too.
         if any(self._critic_of(name) == "all_agents" for name in self._configs):
-            names = (*batch, *(name for name, _ in beside))
-            outside = [name for name in names if name not in self._recipes]
-            joint = JointFragment(self._joint(), batch, episodes, outside, beside, history)
+            joint = JointFragment(self._joint(), batch, episodes, beside, history)
             for name in (name for name, critic in asked.items() if critic == "all_agents"):
-                policy = self._policies[name]
-                found[name] = joint.of(name, policy.observation_space, policy.action_space)
+                found[name] = joint.of(name, self._policies[name].observation_space)
         return found
 
     def _hooked(self, name: str) -> bool:

@@ -27,7 +27,6 @@ from menv.algorithms.rollouts.rollout_worker import RolloutWorker, import_runtim
 from menv.algorithms.rollouts.worker_group import PolicySync, WorkerGroup
 from menv.algorithms.rollouts.worker_messages import (
     Fragment,
-    PolicyUpdate,
     PolicyView,
     WorkerCounters,
     joined_state,
@@ -37,7 +36,7 @@ from menv.algorithms.training.policy_set import PolicySet
 from menv.algorithms.training.torch_threads import set_torch_threads
 from menv.base_env import AgentId, Column
 from menv.callbacks import DefaultCallbacks
-from menv.errors import ConfigError, WorkerLostError
+from menv.errors import ConfigError
 from menv.interrupts import Interrupts
 from menv.metrics import Metrics, Timers
 from menv.multi_agent_env import MultiAgentEnv
@@ -49,7 +48,7 @@ from menv.sampling.sampler import SamplerState
 from menv.workers.convert import to_base_env
 from menv.workers.engine import Engine, RemoteActor, T, Ts
 from menv.workers.engines import make_engine
-from menv.workers.pipe_channel import pack
+from menv.workers.messages import pack
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,36 +65,25 @@ def locked(method: F) -> F:
 
 
 class FragmentQueue:
-    """Fragments of one worker that nothing has consumed yet, and counters of consumed ones.
+    """Fragments of one worker that nothing has consumed yet.
 
-    Fragments of a lost worker may still wait here, so the worker that samples may be another one than the worker whose
-    fragment is learned from. `asked` counts requests without an answer; `error` was raised instead of a fragment;
-    `counters` are the worker's after its last consumed fragment, `past_counters` belong to the workers before it.
+    Fragments of a lost worker may still wait here. `asked` counts requests without an answer; `error` was raised
+    instead of a fragment; `running` are the running episodes of the worker.
     """
 
     def __init__(self) -> None:
         self.asked = 0
         self.running = 0
         self.error: Exception | None = None
-        self.counters = WorkerCounters()
-        self.past_counters = WorkerCounters()
-        # Each with whether it is the first fragment of a replacement.
-        self._waiting: deque[tuple[Fragment, bool]] = deque()
-        self._other = False
+        self.waiting: deque[Fragment] = deque()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     @property
     def waiting_steps(self) -> int:
         """Env steps of the fragments that wait; any thread may ask."""
-        return sum(fragment.batch.env_steps() for fragment, _ in list(self._waiting))
-
-    @property
-    def before(self) -> WorkerCounters:
-        """Counters of the workers before the current one, as far as their fragments were consumed."""
-        ended = self._other or any(other for _, other in self._waiting)
-        return WorkerCounters.sum((self.past_counters, self.counters) if ended else (self.past_counters,))
+        return sum(fragment.batch.env_steps() for fragment in list(self.waiting))
 
     def check(self) -> None:
         """Raise the stored error, once."""
@@ -103,30 +91,12 @@ class FragmentQueue:
         if error is not None:
             raise error
 
-    def put(self, fragment: Fragment) -> None:
-        self.asked -= 1
-        self._waiting.append((fragment, self._other))
-        self._other, self.running = False, fragment.counters.running
-
-    def take(self) -> Fragment:
-        """Return the oldest fragment, which is counted from now on."""
-        fragment, other = self._waiting.popleft()
-        if other:
-            self.past_counters.add(self.counters)
-        self.counters = fragment.counters
-        return fragment
-
     def drop(self, policy_id: str) -> None:
         """Drop the data of a removed policy; a new policy may get its id."""
-        for place, (fragment, other) in enumerate(self._waiting):
+        for place, fragment in enumerate(self.waiting):
             fragment.batch.policy_batches.pop(policy_id, None)
             filters = {name: seen for name, seen in fragment.filters.items() if name != policy_id}
-            self._waiting[place] = fragment._replace(filters=filters), other
-
-    def lose(self) -> None:
-        """Record that the worker is lost and replaced; its fragments still wait."""
-        self.asked = self.running = 0
-        self._other = True
+            self.waiting[place] = fragment._replace(filters=filters)
 
 
 class RemoteRollouts:
@@ -163,13 +133,9 @@ class RemoteRollouts:
         )  # fmt: skip
         self._queues = [FragmentQueue() for _ in range(config.num_workers)]
         self._ahead = config.max_staleness if config.overlap else 0
-        # Workers that have received the last update.
-        self._updated: set[int] = set()
-        # Counters of the workers before a checkpoint.
-        self._past_counters = WorkerCounters()
+        # Sums of the consumed fragments, and of the run before a checkpoint.
+        self._counters = WorkerCounters()
         self._unrolls = 0
-        # Whether workers sample ahead and none of their fragments was consumed.
-        self._begun = False
         # Whether a fragment of each has arrived and none was consumed.
         self._prepared = False
         self.uninterrupted = Interrupts(lambda: None)
@@ -180,7 +146,7 @@ class RemoteRollouts:
 
     @property
     def env_steps(self) -> int:
-        return self._total.env_steps
+        return self._counters.env_steps
 
     @property
     def steps_under_way(self) -> int:
@@ -188,31 +154,19 @@ class RemoteRollouts:
 
     @property
     def agent_steps(self) -> int:
-        return self._total.agent_steps
+        return self._counters.agent_steps
 
     @property
     def left_out(self) -> int:
-        return self._total.left_out
+        return self._counters.left_out
 
     @property
     def digest(self) -> Digest:
-        return self._total.digest
+        return self._counters.digest
 
     @property
     def num_envs(self) -> int:
         return self._each * len(self.workers)
-
-    @property
-    def _total(self) -> WorkerCounters:
-        each = ((queue.past_counters, queue.counters) for queue in self._queues)
-        return WorkerCounters.sum((self._past_counters, *chain.from_iterable(each)))
-
-    def begin(self) -> None:
-        """Let workers sample ahead while this process prepares to learn."""
-        if self._ahead:
-            self._begun = True
-            for index in range(len(self.workers)):
-                self._ask(index, times=1 + self._ahead)
 
     @locked
     def prepare(self) -> None:
@@ -221,84 +175,62 @@ class RemoteRollouts:
         absent = self.workers.absent
         if self._prepared and all(queue or i in absent for i, queue in enumerate(self._queues)):
             return
-        update = self._policy_sync.next_update()
-        self._updated.clear()
-        try:
-            sent = None
-            if not update.empty:
+        update, present = self._policy_sync.next_update(), self.workers.present()
+        if not update.empty:
+            try:
                 sent = self._engine.put(update)
-                self.discard_prefetched()
-            self._begun = False
-            self._prepare(sent)
-        finally:
-            # Pickling failed, an interrupt came, or a fragment that was requested before is still due.
-            if len(self._updated | self.workers.absent) < len(self.workers):
+                for index in present:
+                    self.workers.ask(index, RolloutWorker.take, sent)
+            except BaseException:
+                # Pickling failed, or an interrupt came.
                 self._policy_sync.mark_unsent(update)
-        self._prepared = True
-
-    def _prepare(self, update: PolicyUpdate | None) -> None:
-        """Wait for a fragment of each worker, and request fragments ahead of time; `update` may be a parcel."""
-        for index in self.workers.present():
-            queue = self._queues[index]
-            queue.check()
-            self._forget_taken(index)
-            if not queue.asked and not queue:
-                self._ask(index, update)
-        absent = self.workers.absent
-        for index, queue in enumerate(self._queues):
-            # No fragment is consumed before all have arrived: if a worker raises, the others' wait for the next call.
-            while not queue and index not in absent:
-                if not queue.asked:
-                    self._ask(index, update)
-                self._fetch(index)
-        for index in set(range(len(self.workers))) - absent:
-            queue = self._queues[index]
+                raise
+        for index in present:
+            self._queues[index].check()
+            if not self._queues[index]:
+                self._ask(index, 1)
+        # No fragment is consumed before all have arrived: if a worker raises, the others' wait for the next call.
+        for index in present:
+            while not self._queues[index] and index not in absent:
+                self._ask(index, 1)
+                self._receive(index)
+        for index in set(present) - absent:
             # Ahead of time: with the weights of now, which the learner will have left behind by then. One of those that
             # wait is about to be taken.
-            while queue.asked + len(queue) <= self._ahead:
-                self._ask(index, update)
+            self._ask(index, 1 + self._ahead - len(self._queues[index]))
+        self._prepared = True
 
-    def _ask(self, index: int, update: PolicyUpdate | None = None, times: int = 1) -> None:
-        number = self._policy_sync.version if self._ahead else None
-        for _ in range(times):
-            if not self._queues[index].asked:
-                self.workers.settle(index)
-            self.workers.ask(index, RolloutWorker.fragment, number, self._config.explore, update)
-            if update is not None:
-                self._updated.add(index)
-            self._queues[index].asked += 1
+    def _ask(self, index: int, due: int) -> None:
+        """Let so many fragments of a worker be under way."""
+        queue, number = self._queues[index], self._policy_sync.version if self._ahead else None
+        # An interrupted call may have received answers, and a worker may be created again.
+        queue.asked = min(queue.asked, self.workers.pending(index))
+        while queue.asked < due:
+            self.workers.ask(index, RolloutWorker.fragment, number, self._config.explore)
+            queue.asked += 1
 
-    def _fetch(self, index: int) -> None:
-        """Wait for all requested fragments of a worker, or of its replacement."""
+    def _receive(self, index: int) -> None:
+        """Wait for the next answer of a worker."""
         queue = self._queues[index]
-        self._forget_taken(index)
-        asked = queue.asked
-        while queue.asked:
+        try:
+            answer = self.workers.answer(index)
+        except Exception:
+            # An error is an answer too.
+            queue.asked -= 1
+            raise
+        if isinstance(answer, Fragment):
+            queue.asked -= 1
+            queue.running, self.workers.states[index] = answer.state.running, answer.state
+            queue.waiting.append(answer)
+
+    def _receive_all(self, index: int) -> None:
+        """Wait for the fragments of a worker that are under way."""
+        while self.workers.pending(index):
             try:
-                fragment = self.workers.answer(index)
-            except WorkerLostError as error:
-                self.workers.replace(index, error)
-                if index in self.workers.absent:
-                    return
-                self._ask(index, times=asked)
-                continue
-            except Exception:
-                # An error is an answer too. A worker that could not be created sends no other.
-                queue.asked = queue.asked - 1 if self.workers.is_created(index) else 0
-                raise
-            asked -= 1
-            self._put(index, fragment)
-            if not self._ahead:
-                return
-
-    def _put(self, index: int, fragment: Fragment | None) -> None:
-        queue = self._queues[index]
-        if fragment is not None:
-            queue.put(fragment)
-            return
-        # It was broken off.
-        queue.asked -= 1
-        self._metrics.episodes_not_resumed += queue.running or self._each
+                self._receive(index)
+            except Exception as error:
+                # Raised with the next fragment.
+                self._queues[index].error = error
 
     def _lose(self, index: int, record: dict[str, Any]) -> None:
         """Count the running episodes of a lost worker as faulty."""
@@ -306,41 +238,27 @@ class RemoteRollouts:
         for _ in range(queue.running or self._each):
             self._metrics.record_faulty(record["line"])
         self._metrics.faults.append(record)
-        queue.lose()
-
-    def _forget_taken(self, index: int) -> None:
-        """Forget requests whose answers an interrupted call has already received."""
-        queue = self._queues[index]
-        queue.asked = min(queue.asked, self.workers.outstanding(index))
-
-    def _call(self, index: int, method: Callable[[RolloutWorker, *Ts], T], *args: *Ts) -> T | None:
-        """Call a worker's method, on its replacement if it is lost; None for one that Ray cannot place."""
-        try:
-            self._fetch(index)
-        except WorkerLostError:
-            # A warning was given and a replacement starts, so the run can still be saved.
-            pass
-        except Exception as error:
-            # Raise it at the next fragment; a worker that could not be created raises again.
-            if self.workers.is_created(index):
-                self._queues[index].error = error
-        return None if index in self.workers.absent else self.workers.call(index, method, *args)
+        queue.asked = queue.running = 0
 
     def _call_all(self, method: Callable[[RolloutWorker, *Ts], T], *args: *Ts) -> list[T]:
         """Call a method of each present worker, one after the other."""
-        found: dict[int, Any] = {index: self._call(index, method, *args) for index in self.workers.present()}
+        found: dict[int, Any] = {}
+        for index in self.workers.present():
+            self._receive_all(index)
+            found[index] = self.workers.call(index, method, *args)
         return [value for index, value in found.items() if index not in self.workers.absent]
 
     @locked
     def sample(self) -> MultiAgentBatch:
         self.prepare()
         self._prepared = False
-        return self._together({index: queue.take() for index, queue in enumerate(self._queues) if queue})
+        return self._together(
+            {index: queue.waiting.popleft() for index, queue in enumerate(self._queues) if queue}
+        )
 
     @locked
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
         self._behind = True
-        self.discard_prefetched()
         policies = self._engine.put(self._policy_sync.worker_policies())
         self._call_all(RolloutWorker.switch, policies)
         self._policy_sync.mark_sent()
@@ -352,16 +270,14 @@ class RemoteRollouts:
             if policy_id in group.policy_ids:
                 group.retire(policy_id)
         self._behind = True
-        self.discard_prefetched()
         for index, queue in enumerate(self._queues):
             # Requested fragments still hold the removed policy.
-            self._fetch(index)
+            self._receive_all(index)
             queue.drop(policy_id)
 
     @locked
     def running_ids(self) -> set[int] | None:
         self._follow_again()
-        self.discard_prefetched()
         found = self._call_all(RolloutWorker.running_ids)
         known = [ids for ids in found if ids is not None]
         return None if len(known) < len(found) else set().union(*known)
@@ -372,23 +288,11 @@ class RemoteRollouts:
 
     @locked
     def break_off(self) -> None:
-        for index in range(len(self.workers)):
-            self._forget_taken(index)
-        # All of them are signalled before the first wait.
-        broken = [
-            index for index, queue in enumerate(self._queues) if queue.asked and self.workers.signal(index)
-        ]
-        for index in broken:
+        for index in self.workers.kill_busy():
             queue = self._queues[index]
-            while queue.asked:
-                try:
-                    self._put(index, self.workers.answer(index))
-                except Exception as error:
-                    queue.error = error
-                    break
-                # With `overlap` more than one is requested.
-                if queue.asked:
-                    self.workers.signal(index)
+            if queue.asked:
+                self._metrics.episodes_not_resumed += queue.running or self._each
+            queue.asked = queue.running = 0
 
     @locked
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
@@ -397,44 +301,28 @@ class RemoteRollouts:
 
     @locked
     def state(self) -> SamplerState:
-        """Return the state of the episodes, without fragments that were sampled ahead."""
-        self._follow_again()
-        self.discard_prefetched()
-        states = self._call_all(RolloutWorker.state)
-        past = WorkerCounters.sum((self._past_counters, *(queue.before for queue in self._queues)))
-        total = WorkerCounters.sum((past, *map(WorkerCounters.of, states)))
-        absent = self.workers.absent
-        replaced = [times for index, times in enumerate(self.workers.replaced) if index not in absent]
-        return joined_state(states, total, self._unrolls, replaced)
+        """Return the state of the episodes; it counts fragments that were sampled ahead, and does not hold them."""
+        total = WorkerCounters()
+        for counters in (self._counters, *(one.counters for queue in self._queues for one in queue.waiting)):
+            total.add(counters)
+        states = [state for state in self.workers.states if state is not None]
+        return joined_state(states, total, self._unrolls)
 
-    @locked
     def check_restartable(self) -> None:
-        self.discard_prefetched()
-        for index in range(len(self.workers)):
-            self._call(index, RolloutWorker.check_restartable)
+        """Do nothing: workers create their environments again."""
 
     @locked
     def restart(self, seed: int) -> None:
-        self.discard_prefetched()
-        self._past_counters = WorkerCounters()
-        self.workers.seed = seed
-        for index in range(len(self.workers)):
-            self._call(index, RolloutWorker.restart, seed)
-            self._queues[index] = FragmentQueue()
+        self._begin_again(SamplerState(), [None] * len(self.workers), seed)
 
     @locked
     def resume(self, state: SamplerState) -> None:
-        self._past_counters, self._unrolls = WorkerCounters.of(state), state.pieces
-        self.workers.stand_in(state.replaced)
-        self.workers.present()
-        for index, own in enumerate(split_state(state, len(self.workers), self._each)):
-            self._call(index, RolloutWorker.resume, own)
-            # A new queue: workers that were lost before this answer do not count.
-            queue = self._queues[index] = FragmentQueue()
-            if index in self.workers.absent:
-                # It resumes nothing and must sample other numbers.
-                queue.lose()
-                self.workers.replaced[index] += 1
+        self._begin_again(state, split_state(state, len(self.workers), self._each), self.workers.seed)
+
+    def _begin_again(self, state: SamplerState, shares: Sequence[SamplerState | None], seed: int) -> None:
+        self._counters, self._unrolls, self._prepared = WorkerCounters.of(state), state.pieces, False
+        self._queues = [FragmentQueue() for _ in self._queues]
+        self.workers.start_from(seed, shares)
 
     @property
     def pids(self) -> list[int | None]:
@@ -454,14 +342,6 @@ class RemoteRollouts:
     def stop(self) -> None:
         self.workers.stop()
 
-    def discard_prefetched(self) -> None:
-        """Re-create workers that have begun to sample with outdated policies."""
-        if self._begun:
-            self._begun = False
-            for index in range(len(self.workers)):
-                self.workers.renew(index)
-                self._queues[index] = FragmentQueue()
-
     def _follow_again(self) -> None:
         """Send the policies again if an interrupt has prevented it."""
         if self._behind:
@@ -469,6 +349,7 @@ class RemoteRollouts:
 
     def _together(self, fragments: Mapping[int, Fragment]) -> MultiAgentBatch:
         for index, fragment in fragments.items():
+            self._counters.add(fragment.counters)
             self._metrics.absorb(fragment.metrics)
             self.timers.add(fragment.timers)
             self._policy_sync.merge_filters(fragment.filters)
@@ -557,45 +438,33 @@ class WorkerGroupFactory:
     ) -> Rollouts:
         """Return the source of fragments, once the backends have been checked."""
         config = self._config
-        if not (config.num_workers and config.overlap):
-            self._prepare_torch(policy_set)
+        if not policy_set.policy_map.all_frozen:
+            # Both import torch, for learning.
+            set_torch_threads(config.torch_threads)
+            policy_set.check_backends()
         if not config.num_workers:
             return LocalRollouts(config, base_env, policy_set, callbacks, seed, metrics)
-        workers = self._new_workers(base_env, policy_set, seed, metrics)
-        if config.overlap:
-            # Importing torch takes a second, in which workers sample ahead.
-            workers.begin()
-            if self._prepare_torch(policy_set):
-                workers.discard_prefetched()
-        return workers
+        assert self._engine is not None
+        # A BaseEnv or a vectorised environment brings as many as it has.
+        own = 0 if base_env.replayable is not None else base_env.num_envs
+        return RemoteRollouts(
+            config, policy_set, seed, metrics, self._engine, own or config.num_envs_per_worker, self._seats,
+            self._declared,
+        )  # fmt: skip
 
     def check_travels(self, mapping_fn: Any, to_train: Any) -> None:
         """Refuse functions that cannot be pickled for workers, before anything has changed."""
         if self._config.num_workers:
             pack({"policy_mapping_fn": mapping_fn, "policies_to_train": to_train}, "multiagent")
 
-    def _prepare_torch(self, policy_set: PolicySet) -> bool:
-        """Import torch and check the backends; return whether one was replaced."""
-        set_torch_threads(self._config.torch_threads)
-        return policy_set.check_backends()
-
-    def _new_workers(
-        self, base_env: Adapter, policy_set: PolicySet, seed: int, metrics: Metrics
-    ) -> RemoteRollouts:
-        assert self._engine is not None
-        # A BaseEnv or a vectorised environment brings as many as it has.
-        own = 0 if base_env.replayable is not None else base_env.num_envs
-        return RemoteRollouts(
-            self._config, policy_set, seed, metrics, self._engine,
-            own or self._config.num_envs_per_worker, self._seats, self._declared,
-        )  # fmt: skip
-
 
 def _agents_of(config: AlgorithmConfig) -> list[AgentId] | None:
     """Return the agents that the config names if it has all spaces, None if an environment must declare them."""
     multi, spaces = config.multiagent, (config.observation_space, config.action_space)
-    if getattr(config, "critic_obs", None) is not None or any(
-        isinstance(space, gym.spaces.Dict) for space in spaces
+    if (
+        config.groups_agents
+        or getattr(config, "critic_obs", None) is not None
+        or any(isinstance(space, gym.spaces.Dict) for space in spaces)
     ):
         # A joint observation needs every agent, and a Dict space may be that of one agent or of several.
         return None

@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from menv import rng
@@ -31,7 +28,7 @@ from menv.callbacks import read_callbacks
 from menv.errors import EnvFaultWarning
 from menv.metrics import Metrics
 from menv.sampling.digest import Digest
-from menv.workers.engine import BREAK
+from menv.sampling.sampler import SamplerState
 from menv.workers.watchdog import Watchdog, creation_limit, limited
 from menv.workers.worker_process import set_log_level
 
@@ -42,33 +39,6 @@ _ALWAYS = ("always", None, EnvFaultWarning)
 def import_runtime() -> None:
     """Import what a worker needs, while no worker is needed yet."""
     import menv.inference.onnx_backend  # noqa: F401 - the slowest one
-
-
-class Breakable:
-    """A context that the signal `BREAK` ends with KeyboardInterrupt; sent outside of it, it ends the next one."""
-
-    def __init__(self) -> None:
-        self._inside = self._due = False
-        # An actor of Ray may call this in another thread.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(BREAK, self._on_signal)
-
-    def __enter__(self) -> None:
-        self._inside = True
-        if self._due:
-            self._break()
-
-    def __exit__(self, *_: object) -> None:
-        self._inside = False
-
-    def _on_signal(self, *_: Any) -> None:
-        self._due = True
-        if self._inside:
-            self._break()
-
-    def _break(self) -> None:
-        self._inside = self._due = False
-        raise KeyboardInterrupt
 
 
 class RolloutWorker(LocalRollouts):
@@ -90,18 +60,17 @@ class RolloutWorker(LocalRollouts):
             config, base_env, self._worker_policies, callbacks, worker_init.seed, Metrics(0), placement
         )
         self.later = config.overlap and not self.hooked
-        self.breakable = Breakable()
+        self._counted = WorkerCounters()
         self.guard = Watchdog(seconds, self._progress)
+        if worker_init.state is not None:
+            self.resume(worker_init.state)
 
-    def fragment(
-        self, weights_seq_no: int | None, explore: bool, update: PolicyUpdate | None = None
-    ) -> Fragment | None:
-        """Return one fragment, after applying an update; rows carry `weights_seq_no` unless it is None.
+    def take(self, update: PolicyUpdate) -> None:
+        """Apply an update of the policies."""
+        self._worker_policies.take(update)
 
-        Return None if the driver has broken it off.
-        """
-        if update is not None:
-            self._worker_policies.take(update)
+    def fragment(self, weights_seq_no: int | None, explore: bool) -> Fragment:
+        """Return one fragment; rows carry `weights_seq_no` unless it is None."""
         # The statistics of a received filter already include its buffered changes.
         for filters in synced_filters(self._worker_policies.policies).values():
             for one in filters.values():
@@ -110,18 +79,16 @@ class RolloutWorker(LocalRollouts):
             group.weights_seq_no = weights_seq_no
         self.sampler.explore = explore
         with collect_warnings() as faults:
-            try:
-                batch = self.sample()
-            except KeyboardInterrupt:
-                return None
-        counters = WorkerCounters(
-            self.env_steps,
-            self.agent_steps,
-            self.left_out,
-            Digest(*self.digest.state()),
-            len(self.sampler.running),
+            batch = self.sample()
+        counted = WorkerCounters(
+            self.env_steps, self.agent_steps, self.left_out, Digest(*self.digest.state())
         )
-        return Fragment(batch, counters, self._metrics.take(), self._seen(), faults, self.timers.take())
+        counters, self._counted = counted.since(self._counted), counted
+        now = self.sampler.state()
+        state = SamplerState(steps=now.steps, begun=now.begun, running=now.running)
+        return Fragment(
+            batch, counters, state, self._metrics.take(), self._seen(), faults, self.timers.take()
+        )
 
     def switch(self, worker_policies: PolicyView) -> None:
         """Switch to the current policies; running episodes keep theirs."""
@@ -149,10 +116,6 @@ class RolloutWorker(LocalRollouts):
         self.follow(added)
         own.groups = groups
 
-    def restart(self, seed: int) -> None:
-        self._metrics.take()
-        super().restart(seed)
-
     def _progress(self) -> int:
         steps = getattr(self.base_env, "env_steps", None)
         return 0 if steps is None else int(steps.sum())
@@ -170,8 +133,6 @@ class RolloutWorker(LocalRollouts):
 def open_settings(worker_init: WorkerInit) -> AlgorithmConfig:
     """Return the settings of a worker, after registering the driver's environment names here."""
     config = worker_init.settings.config
-    if worker_init.placement.recreated and config.seed is not None:
-        config = replace(config, seed=worker_init.seed)
     set_log_level(config.log_level)
     worker_init.settings.registered.register()
     return config

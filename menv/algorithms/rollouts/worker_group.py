@@ -1,7 +1,7 @@
 """The workers of a run or of its evaluations: requests to them, and replacements of lost workers.
 
-A lost worker costs the episodes that ran in it: a new one replaces it, with the current policies, and gets its
-requests. `PolicySync` sends only what has changed, so weights of policies that do not learn are sent once.
+A lost worker costs the episodes that ran in it: a new one replaces it, with the current policies, and samples its
+fragment again. `PolicySync` sends only what has changed, so weights of policies that do not learn are sent once.
 """
 
 from __future__ import annotations
@@ -9,13 +9,9 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from menv import rng
 from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.environments import WorkerPlacement
@@ -39,24 +35,22 @@ from menv.errors import (
     WorkerLostError,
     first_clause,
 )
-from menv.policy import weights_of
-from menv.workers.engine import Engine, RemoteActor, T, Ts
-from menv.workers.pipe_channel import can_be_pickled, sealed
-from menv.workers.process_engine import in_a_line
+from menv.policy import Policy, weights_of
+from menv.sampling.sampler import SamplerState
+from menv.workers.engine import Engine, RemoteActor, T, Ts, in_a_line
+from menv.workers.messages import sealed
 from menv.workers.registered_envs import known_here
-from menv.workers.watchdog import creation_limit, where_it_hung
-
-Weights = Mapping[str, Any]
 
 
 class PolicySync:
-    """Compares the current policies with what workers have received; `version` grows when weights change."""
+    """Knows which policies have changed since workers received them; `version` grows when weights change."""
 
     def __init__(self, policy_view: PolicyView) -> None:
         self._policy_view = policy_view
         self.version = 1
-        self._weights: dict[str, Weights] = {}
-        self._versions: dict[str, int] = {}
+        # Each policy that workers have, with how often its weights had been set, and the version of its pipelines.
+        self._weights: dict[str, tuple[Policy, int]] = {}
+        self._pipelines: dict[str, int] = {}
         self._table: Any = None
         # Policies whose filters have changed since the last update.
         self._moved: set[str] = set()
@@ -74,39 +68,41 @@ class PolicySync:
         before, policies = self._weights, self._policy_view.policies
         # Workers keep their custom policy objects, so weights set meanwhile must still be sent.
         stay = before.keys() - network_policies(policies)
-        self.version += bool(before and self._changed().keys() - stay)
+        self.version += bool(before and self._changed() - stay)
         self._weights = {
-            name: before[name] if name in stay else weights_of(policy) for name, policy in policies.items()
+            name: before[name] if name in stay else (policy, policy._weights_version)
+            for name, policy in policies.items()
         }
         # Edited pipelines of earlier policies, and their statistics, must still be sent.
-        self._versions = {
-            name: self._versions.get(name, own.version) for name, own in self._pipelines().items()
+        self._pipelines = {
+            name: self._pipelines.get(name, own.version) for name, own in self._connectors().items()
         }
         self._table = self._policy_view.policy_map.table
 
     def next_update(self) -> PolicyUpdate:
         """Return what has changed since the last call."""
-        weights = self._changed()
-        pipelines = self._pipelines()
-        edited = {name: own for name, own in pipelines.items() if own.version != self._versions.get(name)}
-        synced = synced_filters(self._policy_view.policies)
+        policies, pipelines = self._policy_view.policies, self._connectors()
+        changed = self._changed()
+        edited = {name: own for name, own in pipelines.items() if own.version != self._pipelines.get(name)}
+        synced = synced_filters(policies)
         filters = {
             name: [(place, one.copy()) for place, one in synced[name].items()]
             for name in sorted(self._moved)
             if name in pipelines
         }
-        self._weights.update(weights)
-        self._versions.update({name: own.version for name, own in edited.items()})
+        self._weights.update({name: (policies[name], policies[name]._weights_version) for name in changed})
+        self._pipelines.update({name: own.version for name, own in edited.items()})
         self._moved.clear()
-        self.version += bool(weights)
+        self.version += bool(changed)
         before, self._table = self._table, self._policy_view.policy_map.table
+        weights = {name: weights_of(policies[name]) for name in policies if name in changed}
         return PolicyUpdate(weights, edited, filters, None if self._table is before else self._table)
 
     def mark_unsent(self, update: PolicyUpdate) -> None:
         """Include an update again in the next one: some workers have not received it."""
         # Not removed: `mark_sent` treats unknown policies as received.
-        self._weights.update({name: {} for name in update.weights})
-        self._versions.update(dict.fromkeys(update.connectors, -1))
+        self._weights.update({name: (self._weights[name][0], -1) for name in update.weights})
+        self._pipelines.update(dict.fromkeys(update.connectors, -1))
         self._moved |= update.filters.keys()
         self._table = None if update.table is not None else self._table
 
@@ -125,42 +121,38 @@ class PolicySync:
                     mine[place].apply_changes(theirs)
                     self._moved.add(policy_id)
 
-    def _changed(self) -> dict[str, Weights]:
-        found: dict[str, Weights] = {}
+    def _changed(self) -> set[str]:
+        # Another policy may have the name by now.
+        found = set()
         for name, policy in self._policy_view.policies.items():
-            before, now = self._weights.get(name), weights_of(policy)
-            # Another policy may have the name by now, with weights of other names.
-            if before is None or before.keys() != now.keys() or not _equal(before, now):
-                found[name] = now
+            before, version = self._weights.get(name, (None, 0))
+            if before is not policy or version != policy._weights_version:
+                found.add(name)
         return found
 
-    def _pipelines(self) -> dict[str, PolicyConnectors]:
+    def _connectors(self) -> dict[str, PolicyConnectors]:
         return {
             name: policy.networks.connectors[policy.index]
             for name, policy in network_policies(self._policy_view.policies).items()
         }
 
 
-def _equal(before: Weights, now: Weights) -> bool:
-    return all(np.array_equal(before[key], now[key]) for key in now)
-
-
-_PLACED_AGAIN_S = 10.0
-"""How long the others wait for Ray to place a replacement."""
-
-
 PAUSES = (0.0, 0.5, 2.0)
-"""Seconds before each replacement without an answer in between; after the last one the worker is given up."""
+"""Seconds before each replacement without an answer in between; after the last one the error is raised."""
 
 
 class WorkerGroup:
     """Equal workers in other processes, by index; lost ones are replaced a few times.
 
+    The driver knows what a worker is created from: settings, the current policies, and in `states` the counts that it
+    continues from. So a worker that is lost, interrupted, or to begin elsewhere is just created again, with the next
+    request to it.
+
     `make` creates a worker from its `WorkerInit`. `early` are processes that the engine has started already and that
     hold no worker, `first` the settings before callbacks received the algorithm, `declared` the spaces of the driver's
     environment. `on_lost` gets the index of a lost worker, and its crash record, before it is replaced. With
     `leaves_out` the group continues without workers that Ray has no room for: they are `absent` until it has.
-    `lost` counts replaced workers, and `replaced`, by worker, determines what each samples.
+    `lost` counts replaced workers.
     """
 
     def __init__(
@@ -179,12 +171,14 @@ class WorkerGroup:
         declared: Declared | None = None,
         leaves_out: bool = False,
     ) -> None:
+        count = config.num_workers
         self.seed = seed
+        self.states: list[SamplerState | None] = [None] * count
         self.absent: set[int] = set()
         self.lost = 0
-        self.replaced = [0] * config.num_workers
         self._make = make
-        self._config = config
+        # Callbacks may hold the algorithm or open files later, which workers do not need.
+        self._settings = first or sealed_settings(config)
         self._policy_sync = policy_sync
         self._engine = engine
         self._each = num_envs
@@ -195,22 +189,18 @@ class WorkerGroup:
         self._stopped = False
         self._warned: set[str] = set()
         # Errors of each worker since its last answer, the first cause first.
-        self._errors: list[list[WorkerLostError]] = [[] for _ in self.replaced]
-        # Workers that could not be created, and those that were given up.
-        self._unusable: set[int] = set()
-        self._first = first
-        # All processes start before the first is sent its worker.
+        self._errors: list[list[WorkerLostError]] = [[] for _ in range(count)]
+        # Workers that have answered since they were created, and those that took the place of a lost one.
+        self._ready: set[int] = set()
+        self._recreated: set[int] = set()
+        # Workers that are created before their next request, and whether in another process.
+        self._outdated: dict[int, bool] = dict.fromkeys(range(count), False)
         self._actors = [*early] or [
-            engine.start(import_runtime, label=f"{label} {index + 1}") for index in range(len(self))
+            engine.start(import_runtime, label=f"{label} {index + 1}") for index in range(count)
         ]
-        # Answers of each worker that are due until it exists.
-        self._creating = [1] * len(self)
-        for index in range(len(self)):
-            self.create_again(index)
-        self._first = first or sealed_settings(config)
 
     def __len__(self) -> int:
-        return len(self.replaced)
+        return len(self.states)
 
     @property
     def pids(self) -> list[int | None]:
@@ -225,240 +215,173 @@ class WorkerGroup:
                 warnings.warn(line, EnvFaultWarning, stacklevel=2)
 
     def present(self) -> list[int]:
-        """Return the indices of running workers, after waiting for Ray to place the others."""
-        problem = None
-        for index, actor in enumerate(self._actors if self._engine.name == "ray" else ()):
-            if actor.pid is not None:
-                if index in self.absent:
-                    # Ray has placed it by now; it gets the current policies.
-                    self.absent.discard(index)
-                    self.create_again(index)
-            elif index not in self.absent:
-                self._engine.wait([actor])
-                ended = getattr(actor, "ended", None)
-                if isinstance(ended, NoRoomError):
-                    problem = ended
-                    self._leave_out(index, str(ended))
-        if problem is not None and len(self.absent) == len(self):
-            self.absent.clear()
-            raise problem
+        """Return the indices of the workers that there is room for."""
+        for index in [*self.absent]:
+            if self._actors[index].pid is not None:
+                # Ray has placed it by now; it gets the current policies.
+                self.absent.discard(index)
+                self._outdated[index] = False
         return [index for index in range(len(self)) if index not in self.absent]
 
-    def _leave_out(self, index: int, why: str) -> None:
-        self.absent.add(index)
-        self.renew(index)
-        running = len(self) - len(self.absent)
-        if running:
-            warnings.warn(
-                f"{in_a_line(first_clause(why))}: training continues with {running} of {len(self)} "
-                "workers, expected all of them; the others join when there is room",
-                EnvFaultWarning,
-                stacklevel=2,
-            )
-
-    def is_created(self, index: int) -> bool:
-        """Return whether a worker is known to exist."""
-        return not self._creating[index]
-
-    def outstanding(self, index: int) -> int:
-        """Return how many answers to requests are due."""
-        return max(0, self._actors[index].pending - self._creating[index])
+    def pending(self, index: int) -> int:
+        """Return how many answers of a worker are due, those to its creation included."""
+        return 0 if index in self._outdated else self._actors[index].pending
 
     def ask(self, index: int, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         """Request a call of a worker's method."""
+        if index in self._outdated:
+            if self._outdated[index]:
+                self._start(index)
+            else:
+                self._ready.discard(index)
+                self._actors[index].create(self._make, self._worker_init(index))
+                del self._outdated[index]
         self._actors[index].ask(method, *args)
 
     def answer(self, index: int) -> Any:
-        """Return a worker's answer; WorkerLostError if it is lost, or replaced a lost one and could not be created."""
+        """Return a worker's next answer.
+
+        None is also the answer to its creation, and what is returned where it was replaced or has no room: then the
+        caller repeats its requests.
+        """
         try:
-            self._wait_until_created(index)
             value = self._actors[index].answer()
-        except EnvCrashError as error:
-            if not self._errors[index]:
-                raise
-            # Environments could be created before, so the cause may be temporary.
-            self._unusable.add(index)
-            reason = first_clause(error)
-            raise WorkerLostError(
-                f"{self._actors[index].label}: took the place of a lost one and could not begin: {reason}; "
-                "fix what raised"
-            ) from error
-        self._errors[index].clear()
+        except NoRoomError as error:
+            self._leave_out(index, error)
+            return None
+        except WorkerLostError as error:
+            self._replace(index, error)
+            return None
+        except Exception as error:
+            if index not in self._ready:
+                # All its answers are this error.
+                self.outdate(index)
+                if self._errors[index] and isinstance(error, EnvCrashError):
+                    # Environments could be created before, so the cause may be temporary.
+                    self._replace(index, self._could_not_begin(index, error))
+                    return None
+            raise
+        if value is not None:
+            self._ready.add(index)
+            self._errors[index].clear()
         return value
 
-    def _wait_until_created(self, index: int) -> None:
-        while self._creating[index]:
-            try:
-                self._actors[index].answer()
-            except WorkerLostError:
-                raise
-            except Exception:
-                self._unusable.add(index)
-                raise
-            self._creating[index] -= 1
-
-    def signal(self, index: int) -> bool:
-        """Let a worker break off what it is doing, once it is created; return whether it can."""
-        # The next request raises the error.
-        with suppress(Exception):
-            self._wait_until_created(index)
-            return self._actors[index].signal()
-        return False
-
-    def settle(self, index: int) -> None:
-        """Discard answers that no caller waits for any more; restart a worker that could not begin."""
-        while self.outstanding(index):
-            # Old errors do not concern the next request; a lost worker raises again.
-            with suppress(Exception):
-                self.answer(index)
-        if index in self._unusable:
-            self.renew(index)
+    def result(self, index: int, method: Callable[[Any, *Ts], T], *args: *Ts) -> T | None:
+        """Return the answer to a worker's last request, this one, also of its replacement; None without room for it."""
+        while True:
+            actor, value = self._actors[index], None
+            while self._actors[index] is actor and self.pending(index):
+                value = self.answer(index)
+            if self._actors[index] is actor or index in self.absent:
+                return value
+            self.ask(index, method, *args)
 
     def call(self, index: int, method: Callable[[Any, *Ts], T], *args: *Ts) -> T | None:
         """Call a worker's method, on its replacement if it is lost; None for one that Ray cannot place."""
-        self.settle(index)
         self.ask(index, method, *args)
-        return self._sure_answer(index, method, *args)
-
-    def ask_all(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
-        """Request a method call of each worker."""
-        for index in range(len(self)):
-            self.settle(index)
-            self.ask(index, method, *args)
-
-    def answers(self, method: Callable[[Any, *Ts], T], *args: *Ts) -> list[T]:
-        """Return the answers to `ask_all`; a lost worker's replacement is asked again."""
-        found: list[Any] = [self._sure_answer(index, method, *args) for index in range(len(self))]
-        return found
+        return self.result(index, method, *args)
 
     def call_all(self, method: Callable[[Any, *Ts], T], *args: *Ts) -> list[T]:
         """Call a method of all workers in parallel."""
-        self.ask_all(method, *args)
-        return self.answers(method, *args)
+        for index in range(len(self)):
+            self.ask(index, method, *args)
+        found: list[Any] = [self.result(index, method, *args) for index in range(len(self))]
+        return found
 
-    def _sure_answer(self, index: int, method: Callable[[Any, *Ts], T], *args: *Ts) -> T | None:
-        while True:
-            try:
-                answer: T = self.answer(index)
-                return answer
-            except WorkerLostError as error:
-                self.replace(index, error)
-                if index in self.absent:
-                    return None
-                self.ask(index, method, *args)
+    def outdate(self, index: int) -> None:
+        """Let a worker be created again before its next request, in another process if it is busy."""
+        self._outdated.setdefault(index, self._actors[index].pending > 0)
 
-    def kill_busy(self) -> bool:
-        """End the processes that have not answered; return whether there are any."""
-        busy = [actor for actor in self._actors if actor.pending]
-        for actor in busy:
-            actor.kill()
-        return bool(busy)
+    def start_from(self, seed: int, states: Sequence[SamplerState | None]) -> None:
+        """Let all workers be created again, to sample from these states with a seed."""
+        self.seed, self.states = seed, [*states]
+        for index in range(len(self)):
+            self.outdate(index)
 
-    def stand_in(self, replaced: Sequence[int]) -> None:
-        """Let each worker sample as one that was replaced so often; those of another number of workers do not count."""
-        for index, times in enumerate(replaced if len(replaced) == len(self) else [0] * len(self)):
-            # Its environments got their seeds when they were created.
-            if times or self.replaced[index]:
-                self.replaced[index] = times
-                self.create_again(index)
-
-    def create_again(self, index: int) -> None:
-        """Create a worker in its process, with the current policies."""
-        self.settle(index)
-        self._actors[index].create(self._make, self._worker_init(index))
-        self._creating[index] += 1
-
-    def renew(self, index: int) -> None:
-        """Start a worker in another process and forget its errors."""
-        self._errors[index].clear()
-        self._start_again(index)
-
-    def _start_again(self, index: int) -> None:
-        """Replace a process; after an interruption, `settle` finishes this."""
-        self._unusable.add(index)
-        self._actors[index].kill()
-        self._creating[index] = 1
-        self._actors[index] = self._started(index)
-        self._unusable.discard(index)
-
-    def _started(self, index: int) -> RemoteActor:
-        return self._engine.start(self._make, self._worker_init(index), label=f"{self._label} {index + 1}")
-
-    def _worker_init(self, index: int) -> WorkerInit:
-        """Return what a worker is created from; a replacement samples with another seed."""
-        settings = _settings(self._config)
-        if self._first is not None and not can_be_pickled(settings):
-            # Callbacks may hold the algorithm or open files by now, which workers do not need.
-            settings = self._first
-        times = self.replaced[index]
-        seed = rng.key(self.seed, index, times) >> 2 if times else self.seed
-        placement = WorkerPlacement(index + 1, recreated=times > 0)
-        return WorkerInit(
-            settings, placement, self._policy_sync.worker_policies(), seed, self._declared, self._each
-        )
-
-    def replace(self, index: int, error: WorkerLostError) -> None:
-        """Start another worker in place of a lost one; the caller repeats its requests.
-
-        Raises WorkerLostError with the first cause after too many losses without an answer in between.
-        """
-        self._check_running()
-        error = self._explained(index, error)
-        fault = EnvFault(index, 0, WORKER, in_a_line(str(error)), (type(error).__name__, "", 0))
-        self._on_lost(index, {**fault.described(), "actions": None})
-        self._count_loss(index, error)
-        self._start_again(index)
-        self._check_running()
-        actor = self._actors[index]
-        if self._engine.name == "ray" and len(self.absent) + 1 < len(self) and self._leaves_out:
-            # A lost node may leave no room; the other workers do not wait for one.
-            self._engine.wait([actor], _PLACED_AGAIN_S)
-            if actor.pid is None:
-                self._leave_out(index, f"{actor.label}: Ray has not placed it within {_PLACED_AGAIN_S:g} s")
-
-    def _explained(self, index: int, error: WorkerLostError) -> WorkerLostError:
-        """Return the error with what hung, if a watchdog ended the process; raise it if nothing was created yet."""
-        hung, seconds = where_it_hung(str(error)), self._config.env_timeout
-        if hung is None or seconds is None:
-            return error
-        created = self.is_created(index)
-        # Progress is counted in env steps; callbacks and policies run between them.
-        late = (
-            f"an environment, or a callback or a custom policy, did not return for env_timeout={seconds:g} s"
-            if created
-            else f"an environment was not created within {creation_limit(seconds):g} s"
-        )
-        head = first_clause(error)
-        if not self.lost and not created:
-            self._unusable.add(index)
-            lost = WorkerLostError(
-                f"{head}: {late}, from {hung}; fix what it waits for, or raise env_timeout above that"
-            )
-            raise lost from error
-        return WorkerLostError(f"{head}: {late}, from {hung}{str(error)[len(head) :]}")
-
-    def _count_loss(self, index: int, error: WorkerLostError) -> None:
-        """Count a loss and pause; raise after too many. An interruption of this process is not the worker's fault."""
-        errors = self._errors[index]
-        blamed = not self._actors[index].was_interrupted
-        errors += [error] if blamed else []
-        self.lost += 1
-        self.replaced[index] += 1
-        if len(errors) > len(PAUSES):
-            # Not replaced before the next request, e.g. while the run is saved.
-            self._unusable.add(index)
-            head = first_clause(error)
-            last = f", the last: {head}" if isinstance(error.__cause__, EnvCrashError) else ""
-            lost = WorkerLostError(
-                f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between{last}, expected at most "
-                f"{len(PAUSES)}; fix what ends the process)"
-            )
-            raise lost from error
-        time.sleep(PAUSES[len(errors) - 1] if blamed else 0.0)
+    def kill_busy(self) -> list[int]:
+        """End the processes that have not answered; return the indices of their workers."""
+        busy = [index for index in range(len(self)) if self.pending(index)]
+        for index in busy:
+            self._actors[index].kill()
+            self._outdated[index] = True
+        return busy
 
     def stop(self) -> None:
         self._stopped = True
         self._engine.stop()
+
+    def _start(self, index: int) -> None:
+        """Create a worker in another process."""
+        self._outdated[index] = True
+        self._actors[index].kill()
+        self._ready.discard(index)
+        label = f"{self._label} {index + 1}"
+        self._actors[index] = self._engine.start(self._make, self._worker_init(index), label=label)
+        del self._outdated[index]
+
+    def _worker_init(self, index: int) -> WorkerInit:
+        placement = WorkerPlacement(index + 1, recreated=index in self._recreated)
+        policies = self._policy_sync.worker_policies()
+        return WorkerInit(
+            self._settings, placement, policies, self.seed, self._declared, self._each, self.states[index]
+        )
+
+    def _leave_out(self, index: int, error: NoRoomError) -> None:
+        """Continue without a worker, if there are others; a new one waits for room."""
+        self._start(index)
+        running = len(self) - len(self.absent) - 1
+        if not running or not self._leaves_out:
+            self.absent.clear()
+            raise error
+        self.absent.add(index)
+        warnings.warn(
+            f"{in_a_line(first_clause(error))}: training continues with {running} of {len(self)} workers, expected all "
+            "of them; the others join when there is room",
+            EnvFaultWarning,
+            stacklevel=2,
+        )
+
+    def _replace(self, index: int, error: WorkerLostError) -> None:
+        """Start another worker in place of a lost one.
+
+        Raises WorkerLostError with the first cause after too many losses without an answer in between.
+        """
+        self._check_running()
+        # An interruption of this process is not the worker's fault.
+        blamed, errors = not self._actors[index].was_interrupted, self._errors[index]
+        fault = EnvFault(index, 0, WORKER, in_a_line(str(error)), (type(error).__name__, "", 0))
+        self._on_lost(index, {**fault.described(), "actions": None})
+        self.lost += 1
+        self._recreated.add(index)
+        # The next one must not repeat the numbers that this one may have been lost with.
+        before = self.states[index] or SamplerState(steps=[0] * self._each, begun=[0] * self._each)
+        self.states[index] = replace(before, steps=[steps + 1 for steps in before.steps], running=0)
+        if blamed:
+            errors.append(error)
+            if len(errors) > len(PAUSES):
+                self._outdated[index] = True
+                raise self._too_many(errors) from error
+            time.sleep(PAUSES[len(errors) - 1])
+        self._start(index)
+        self._check_running()
+
+    def _could_not_begin(self, index: int, error: EnvCrashError) -> WorkerLostError:
+        lost = WorkerLostError(
+            f"{self._actors[index].label}: took the place of a lost one and could not begin: {first_clause(error)}; "
+            "fix what raised"
+        )
+        lost.__cause__ = error
+        return lost
+
+    def _too_many(self, errors: list[WorkerLostError]) -> WorkerLostError:
+        head = first_clause(errors[-1])
+        last = f", the last: {head}" if isinstance(errors[-1].__cause__, EnvCrashError) else ""
+        lost = WorkerLostError(
+            f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between{last}, expected at most "
+            f"{len(PAUSES)}; fix what ends the process)"
+        )
+        errors.clear()
+        return lost
 
     def _check_running(self) -> None:
         if self._stopped:
@@ -469,9 +392,5 @@ class WorkerGroup:
 
 def sealed_settings(config: AlgorithmConfig) -> WorkerSettings:
     """Return the current settings for workers that start later, pickled."""
-    return sealed(_settings(config))
-
-
-def _settings(config: AlgorithmConfig) -> WorkerSettings:
     config = replace(config, evaluation_config=None, input=None)
-    return WorkerSettings(config, known_here(config.env, config.env_config))
+    return sealed(WorkerSettings(config, known_here(config.env)))

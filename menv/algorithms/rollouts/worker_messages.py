@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -118,7 +118,8 @@ class WorkerSettings:
 class WorkerInit:
     """Everything a worker is created from.
 
-    `declared` are the spaces of the driver's environment; `num_envs` is the number of sub-environments of each worker.
+    `declared` are the spaces of the driver's environment; `num_envs` is the number of sub-environments of each worker;
+    `state` is what it continues from, None at the start of a run.
     """
 
     settings: WorkerSettings
@@ -127,32 +128,34 @@ class WorkerInit:
     seed: int
     declared: Declared
     num_envs: int
+    state: SamplerState | None
 
 
 @dataclass(slots=True)
 class WorkerCounters:
-    """Counters of one worker, or sums of several.
+    """Counters of a fragment, or sums of several.
 
-    `left_out` counts rows that could not be learned from, `running` the running episodes.
+    `left_out` counts rows that could not be learned from.
     """
 
     env_steps: int = 0
     agent_steps: int = 0
     left_out: int = 0
     digest: Digest = field(default_factory=Digest)
-    running: int = 0
 
     @classmethod
     def of(cls, state: SamplerState) -> Self:
         """Return the counters in the state of a sampler."""
         return cls(state.env_steps, state.agent_steps, digest=Digest(*state.digest))
 
-    @classmethod
-    def sum(cls, counters: Iterable[WorkerCounters]) -> Self:
-        total = cls()
-        for one in counters:
-            total.add(one)
-        return total
+    def since(self, before: WorkerCounters) -> WorkerCounters:
+        """Return what was counted after `before`."""
+        return WorkerCounters(
+            self.env_steps - before.env_steps,
+            self.agent_steps - before.agent_steps,
+            self.left_out - before.left_out,
+            self.digest.since(before.digest),
+        )
 
     def add(self, other: WorkerCounters) -> None:
         self.env_steps += other.env_steps
@@ -162,27 +165,23 @@ class WorkerCounters:
 
 
 class Fragment(NamedTuple):
-    """A worker's fragment, ready to be learned from, and the worker's counters since its start.
+    """A worker's fragment, ready to be learned from, and its counters.
 
-    `metrics`, `filters`, `warnings` and `times` cover the time since the previous fragment; `filters` are as in
-    `PolicyUpdate`.
+    All but the batch cover the time since the previous fragment; `filters` are as in `PolicyUpdate`. `state` is what
+    another worker would continue from, without counters.
     """
 
     batch: MultiAgentBatch
     counters: WorkerCounters
+    state: SamplerState
     metrics: MetricsSnapshot
     filters: Mapping[str, Sequence[tuple[int, Any]]]
     warnings: Sequence[str]
     timers: Timers
 
 
-def joined_state(
-    workers: Sequence[SamplerState], total: WorkerCounters, pieces: int, replaced: Sequence[int]
-) -> SamplerState:
-    """Return the states of workers as the state of one sampler.
-
-    `total` holds the counters of the run, `replaced` how often each worker was replaced.
-    """
+def joined_state(workers: Sequence[SamplerState], total: WorkerCounters, pieces: int) -> SamplerState:
+    """Return the states of workers as the state of one sampler; `total` holds the counters of the run."""
     return SamplerState(
         total.env_steps,
         total.agent_steps,
@@ -191,7 +190,6 @@ def joined_state(
         [count for one in workers for count in one.steps],
         [count for one in workers for count in one.begun],
         sum(one.running for one in workers),
-        list(replaced),
     )
 
 

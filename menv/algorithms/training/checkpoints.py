@@ -12,25 +12,25 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field, is_dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 import numpy as np
 
 import menv
-from menv import algorithms
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, team_note
 from menv.algorithms.config.stored_config import check_connectors, given_map, restored_config, stored_config
 from menv.algorithms.networks.network_spec import weights_in_file
-from menv.algorithms.recipe import recipe_named
 from menv.algorithms.rollouts.evaluation_runner import EvaluationRunner, EvaluationState
 from menv.algorithms.rollouts.local_rollouts import BatchAccumulator, Rollouts
-from menv.algorithms.training.league import FOLDER, League, LeagueState, Member
+from menv.algorithms.training.league import League, LeagueState, Member
 from menv.algorithms.training.operation_guard import OperationGuard
 from menv.algorithms.training.policy_set import PolicySet
 from menv.algorithms.training.weight_publisher import ExternalClients
 from menv.errors import ConfigError, MenvError
 from menv.inference.checkpoint_folder import (
+    LEAGUE,
+    SNAPSHOTS,
     as_written,
     keep_only,
     read_checkpoint,
@@ -47,10 +47,6 @@ from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
 from menv.sampling.sampler import Count, SamplerState
 from menv.serialization import Arrays, from_plain, is_plain, to_plain
-
-if TYPE_CHECKING:
-    from menv.algorithms.algorithm import Algorithm
-
 
 Files = dict[str, Any]
 
@@ -89,7 +85,7 @@ _LARGEST_KEY = (1 << 64) - 1
 
 @dataclass
 class RunState:
-    """What the next iterations depend on, beside weights and the learners' arrays.
+    """What the next iterations depend on, apart from weights and the learners' arrays.
 
     Results are {} if they hold more than plain values. `learners` holds seeds, `draws` a key and a count each.
     """
@@ -100,7 +96,7 @@ class RunState:
     result: dict[str, Any]
     metrics: MetricsState
     sampler: SamplerState
-    evaluation: EvaluationState | None
+    evaluation: EvaluationState
     evaluated: dict[str, Any]
     learners: dict[str, _Seed]
     weights_seq_no: Count
@@ -162,8 +158,8 @@ class Checkpoints:
         self.guard.refuse_stopped("save", "save before, or build a new one")
         if path is None:
             raise ConfigError(
-                "save: no folder is given, expected one, because none is chosen for you; call save(folder), which "
-                "returns the numbered folder that restore takes"
+                "save: no folder is given, and there is no default; call save(folder), which returns the numbered "
+                "folder that restore takes"
             )
         root = path_given("save", path)
         _check_keeping(keep_last, keep_best)
@@ -186,13 +182,15 @@ class Checkpoints:
         return write_checkpoint(root, iteration, manifest, self.files(), self._write_policies)
 
     def _write_policies(self, folder: Path) -> Mapping[str, Any]:
-        policies = self.policy_set.policies
+        policies, snapshots = [*self.policy_set.policies], {}
         if self.league is not None:
-            self.league.save(folder / FOLDER)
+            snapshots = self.league.by_name()
+            self.league.save(folder / LEAGUE)
             # The league has these already.
             in_memory = self.league.policies_in_memory
-            policies = {name: policy for name, policy in policies.items() if name not in in_memory}
-        return write_policies(folder, policies, self.trained)
+            policies = [name for name in policies if name not in in_memory]
+        found = write_policies(folder, policies, self.policy_set.on_disk, self.trained)
+        return {**found, SNAPSHOTS: snapshots}
 
     def trained(self, policy_id: str) -> dict[str, Any]:
         """Return how a policy was trained, for the manifest on disk."""
@@ -282,7 +280,7 @@ class Checkpoints:
             state.metrics.window.clear()
             state.result, state.evaluated = {}, {}
         policy_set, progress = self.policy_set, self.progress
-        league, snapshots = self.league, inside(saved.folder, FOLDER)
+        league, snapshots = self.league, inside(saved.folder, LEAGUE)
         if league is not None:
             league.check_state(state.league, snapshots)
         seed = progress.seed if keep_seed else state.seed
@@ -400,13 +398,6 @@ class SavedRun(NamedTuple):
 
         return read_checkpoint(path, content)
 
-    def kind(self, given: type) -> type[Algorithm]:
-        """Return the class of the algorithm: the given one, or menv's own if that is `Algorithm` itself."""
-        if hasattr(given, "recipe"):
-            return given
-        recipe_named(self.manifest["algorithm"], "of the checkpoint")
-        return cast("type[Algorithm]", getattr(algorithms, self.manifest["algorithm"]))
-
     def settings(
         self,
         config_class: type[AlgorithmConfig],
@@ -481,7 +472,7 @@ def _metric(result: Mapping[str, Any], metric: str) -> float | None:
         value = value.get(part, "") if isinstance(value, Mapping) else ""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ConfigError(
-            f"save: keep_best names {metric!r}, which is no number of the result, expected one of its keys, such as "
+            f"save: keep_best names {metric!r}, which is not a number of the result, expected one of its keys, such as "
             '"episode_reward_mean"; correct it'
         )
     return None if value is None else float(value)

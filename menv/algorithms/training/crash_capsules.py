@@ -102,8 +102,8 @@ class Capsule(msgspec.Struct, kw_only=True):
             missing += [str(path[1]) for path, _ in error.missing]
         if missing:
             raise ConfigError(
-                f"capsule: {', '.join(missing)} of env_config not in it, because it holds no secrets and no objects, "
-                "expected them to be given; add --env-config '{\"name\": value}'"
+                f"capsule: {', '.join(missing)} of env_config are missing, because capsules hold no secrets and no "
+                "objects; add --env-config '{\"name\": value}'"
             )
         return {**stored, **given}
 
@@ -112,7 +112,7 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     """Return the content of a crash capsule.
 
     Raises:
-        ConfigError: It is no capsule, damaged, or written by another version.
+        ConfigError: It is not a capsule, damaged, or written by another version.
     """
     file = path_given("capsule", path)
     try:
@@ -120,8 +120,8 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
         is_capsule = isinstance(content, dict) and content.get("kind") == _KIND
         if is_capsule and content.get("version") != _VERSION:
             raise ConfigError(
-                f"{file}: a capsule of version {content.get('version')!r:.20}, expected {_VERSION}; replay it "
-                "with the menv that wrote it"
+                f"{file}: a capsule of version {content.get('version')!r:.20}, expected {_VERSION}; replay it with the "
+                "version of menv that wrote it"
             )
         capsule = msgspec.convert(content, Capsule)
         capsule.actions_by_agent()

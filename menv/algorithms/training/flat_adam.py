@@ -62,7 +62,7 @@ class FlatAdam:
 
     @torch.no_grad()
     def step(self, *, sound: bool = True) -> Tensor:
-        """Update all parameters from the gradients that `backward` added up, and clear those.
+        """Update all parameters from the gradients that `backward` added up, and clear these.
 
         A gradient that is not finite, as of a reward of 1e38, would spoil the parameters for good: it is dropped and
         counted in `skipped`.

@@ -22,10 +22,11 @@ import numpy as np
 
 from menv import rng
 from menv.algorithms.config.algorithm_config import SelfPlayConfig
-from menv.algorithms.training.matches import LEARNER, Matches, Table
+from menv.algorithms.training.matches import LEARNER, Matches, Table, points_of
 from menv.algorithms.training.policy_set import PolicySet
 from menv.base_env import AgentId
 from menv.errors import ConfigError
+from menv.inference.checkpoint_folder import LEVELS
 from menv.inference.policy_bundle import (
     MANIFEST,
     ExportCache,
@@ -36,16 +37,13 @@ from menv.inference.policy_bundle import (
     read_folder,
     write_folder,
 )
-from menv.metrics import EpisodeSummary, Metrics, is_zero_sum, outcome, shares
+from menv.metrics import EpisodeSummary, Metrics, outcome, shares
 from menv.plain_files import inside
 from menv.policy import RandomPolicy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
 
-FOLDER = "league"
-"""The folder of the snapshots in a checkpoint."""
-
-_CURRENT, _LATEST, _UNIFORM, _PRIORITIZED, _FIXED = "current", "latest", "uniform", "prioritized", "fixed"
+_CURRENT, _LATEST, _UNIFORM, PRIORITIZED, _FIXED = "current", "latest", "uniform", "prioritized", "fixed"
 _OLDER = "snapshots"
 """What results call all snapshots but the latest one."""
 
@@ -53,21 +51,22 @@ ANCHOR = 1200.0
 """The rating of fixed opponents."""
 _KEPT = 0.99
 """Weight of earlier games, at each new game of the same players."""
-_PRIOR = 0.1
+PRIOR = 0.1
 """Games, half of them won, that are added to the others, so that no player is infinitely better."""
 
 
 class Member(NamedTuple):
-    """A snapshot: for each base policy of its role, the hash of its bundle."""
+    """A snapshot: for each base policy of its role, the hash of its bundle, and the rating that the learner had."""
 
     role: str
     iteration: int
     bundles: Mapping[str, str]
+    rating: float | None = None
 
 
 @dataclass
 class LeagueState:
-    """What a league continues from, beside the snapshots; see the attributes of `League`."""
+    """What a league continues from, apart from the snapshots; see the attributes of `League`."""
 
     members: dict[str, Member]
     outcomes: dict[str, dict[str, list[float]]]
@@ -185,7 +184,7 @@ class League:
             due = iteration % self._settings.snapshot_interval == 0
             needed = self._settings.snapshot_score
             if due and points >= needed * games and (games or not needed):
-                self._take_snapshot(role, iteration)
+                self._take_snapshot(role, iteration, summary["league"]["rating"].get(role))
         self._choose(iteration, playing())
         opponents = {
             role: [self._player(role, seat) for seat, _ in own] for role, own in self._matches.table.items()
@@ -241,25 +240,11 @@ class League:
                 side = self._matches.side_of(agent, self._base_of(policy_id))
                 returns[side] = returns.get(side, 0.0) + reward
                 players[side] = self._players[policy_id]
-        points = self._points(returns)
+        points = points_of(returns, self._settings.win_if)
         for side, (role, seat) in players.items():
             for other, (its_role, its_seat) in players.items():
                 if seat == LEARNER != its_seat:
                     self._add_game(role, self._player(its_role, its_seat), points[side], points[other])
-
-    def _points(self, returns: Mapping[str, float]) -> Mapping[str, float]:
-        """Return numbers of which the higher one wins; see `SelfPlayConfig.win_if`."""
-        rule = self._settings.win_if
-        if isinstance(rule, Mapping):
-            reached = {side: returns.get(side, -math.inf) >= least for side, least in rule.items()}
-            return {side: float(reached.get(side, not any(reached.values()))) for side in returns}
-        if rule is None and not is_zero_sum(returns.values()):
-            raise ConfigError(
-                f"self_play: the returns of an episode are {dict(returns)!r:.200}, expected ones that add up to 0, "
-                "of which the highest wins; in other games say who wins: self_play={'win_if': 'highest_return'}, or "
-                f"the least return of a side that wins, {{'win_if': {{{min(returns)!r}: 1.0}}}}"
-            )
-        return returns
 
     def _base_of(self, policy_id: str) -> str:
         role, seat = self._players[policy_id]
@@ -275,7 +260,7 @@ class League:
         recent = self._recent[learner]
         recent[:] = recent[0] + 1.0 - kind / 2, recent[1] + 1.0
 
-    def _take_snapshot(self, role: str, iteration: int) -> None:
+    def _take_snapshot(self, role: str, iteration: int, rating: float | None = None) -> None:
         prefix = self._matches.prefixes[role]
         name = f"{prefix}snapshot_{sum(one.role == role for one in self.members.values())}"
         bundles = {}
@@ -285,7 +270,7 @@ class League:
             bundles[base] = parse_manifest(files[MANIFEST], name)["sha256"]
             if not (self._folder / bundles[base]).exists():
                 write_folder(self._folder / bundles[base], files)
-        self.members[name] = Member(role, iteration, bundles)
+        self.members[name] = Member(role, iteration, bundles, rating)
         self._recent[role] = [0.0, 0.0]
 
     def _choose(self, iteration: int, playing: set[str]) -> None:
@@ -315,7 +300,7 @@ class League:
             return snapshots[-1:]
         if kind == _FIXED:
             return fixed
-        if kind not in (_UNIFORM, _PRIORITIZED):
+        if kind not in (_UNIFORM, PRIORITIZED):
             return [f"{self._matches.prefixes[role]}{kind}"]
         pool = [*fixed, *snapshots]
         chances = np.array([1.0 if kind == _UNIFORM else self.loss_rate(name) for name in pool])
@@ -336,7 +321,7 @@ class League:
     ) -> list[tuple[str, float]]:
         """Return the seats of players with their probabilities, after loading snapshots into free seats.
 
-        A snapshot stays out if all seats are taken by other opponents and by running episodes.
+        A snapshot waits if all seats are occupied by other opponents and by running episodes.
         """
         names = {name for name, _ in wanted}
         free = [seat for seat in self._seats[role] if self.slots[seat] not in names and seat not in playing]
@@ -369,8 +354,8 @@ class League:
         manifest, files = read_folder(inside(folder, bundle))
         if manifest["sha256"] != bundle:
             raise ConfigError(
-                f"{folder / bundle}: holds the policy {manifest['sha256'][:16]}, expected the one that the folder is "
-                "named after; load another checkpoint"
+                f"{folder / bundle}: holds the policy {manifest['sha256'][:16]}, expected the policy that the folder "
+                "is named after; load another checkpoint"
             )
         return manifest, files
 
@@ -379,6 +364,26 @@ class League:
         return LeagueState(
             self.members, self.outcomes, self._anchors, self.slots, self._recent, self._matches.table
         )
+
+    def by_name(self) -> dict[str, dict[str, str]]:
+        """Return the bundles of snapshots and of `LEVELS` by base policy; learners at a level have none."""
+        found = {name: dict(member.bundles) for name, member in self.members.items()}
+        for level, share in LEVELS.items():
+            players = [self._at(share, role) for role in self._matches.prefixes]
+            found[level] = {base: own for name in players for base, own in found.get(name, {}).items()}
+        return found
+
+    def _at(self, share: float, role: str) -> str:
+        """Return the learner or the snapshot of a role that is nearest to a share of the range of ratings."""
+        players = {name: member.rating for name, member in self.members.items() if member.role == role}
+        players[role] = ratings_of(self.outcomes, self._anchors).get(role)
+        known = {name: rating for name, rating in players.items() if rating is not None}
+        if role not in known:
+            # Without fixed opponents, later snapshots are assumed to be better.
+            known = {name: float(number) for number, name in enumerate(players)}
+        low, high = min(known.values()), max(known.values())
+        # Of equals the later one.
+        return min(reversed(known), key=lambda name: abs(known[name] - low - share * (high - low)))
 
     def save(self, folder: Path) -> None:
         """Write the snapshots into a folder of a checkpoint, as links where the file system has them.
@@ -403,7 +408,7 @@ class League:
             )
         if state.slots.keys() != self.slots.keys() or state.table.keys() != self._matches.table.keys():
             raise ConfigError(
-                f"checkpoint: a league of {len(state.slots)} seats in memory, expected {len(self.slots)}; leave "
+                f"checkpoint: a league with {len(state.slots)} seats in memory, expected {len(self.slots)}; leave "
                 "members_in_memory and sides unchanged"
             )
         missing = sorted(set(state.fixed).difference(self._anchors))
@@ -466,7 +471,7 @@ def ratings_of(
 
 def _lead(rows: Sequence[Sequence[float]]) -> float:
     """Return how much higher a player is rated than others with these outcomes."""
-    won, lost = (_PRIOR / 2 + sum(row[kind] + row[1] / 2 for row in rows) for kind in (0, 2))
+    won, lost = (PRIOR / 2 + sum(row[kind] + row[1] / 2 for row in rows) for kind in (0, 2))
     return 400.0 * math.log10(won / lost)
 
 
@@ -487,12 +492,12 @@ def _check_learners(base_map: PolicyMap) -> None:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    taken = {LEARNER, _CURRENT, _LATEST, _OLDER, _UNIFORM, _PRIORITIZED, _FIXED}
+    taken = {LEARNER, _CURRENT, _LATEST, _OLDER, _UNIFORM, PRIORITIZED, _FIXED}
     for number, name in enumerate(names):
         if name in taken or name in names[:number] or str(name).startswith(("snapshot_", "opponent_")):
             raise ConfigError(
-                f"self_play: two players could be called {name!r}, expected other names of policies and opponents than "
-                f"each other's, snapshot_*, opponent_* and {', '.join(sorted(taken))}; rename it"
+                f"self_play: two players could be called {name!r}, expected names of policies and opponents that "
+                f"differ from each other, from snapshot_*, opponent_* and {', '.join(sorted(taken))}; rename it"
             )
 
 
@@ -510,7 +515,7 @@ def _shares(settings: SelfPlayConfig) -> dict[str, float]:
     """Return the share of each kind of opponents."""
     given = settings.matchmaking
     shares: dict[str, float] = {given: 1.0} if isinstance(given, str) else dict(given)
-    known = [_CURRENT, _LATEST, _UNIFORM, _PRIORITIZED, _FIXED, *settings.opponents]
+    known = [_CURRENT, _LATEST, _UNIFORM, PRIORITIZED, _FIXED, *settings.opponents]
     numbers = all(isinstance(share, int | float) and 0 <= share < 1e9 for share in shares.values())
     if not shares.keys() <= set(known) or not numbers or not sum(shares.values()) > 0:
         raise ConfigError(
@@ -520,7 +525,7 @@ def _shares(settings: SelfPlayConfig) -> dict[str, float]:
     if settings.snapshot_score and not any(share for kind, share in shares.items() if kind != _CURRENT):
         raise ConfigError(
             f"self_play: snapshot_score is {settings.snapshot_score} with matchmaking of the current learner alone, "
-            "expected games against others, because only these count; add a share, or leave snapshot_score out"
+            "expected games against other members, because only these count; add a share, or leave snapshot_score out"
         )
     # A checkpoint has them in another order.
     return {kind: shares[kind] for kind in known if kind in shares}

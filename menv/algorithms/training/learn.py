@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,7 @@ TIMESTEPS = "num_env_steps_sampled"
 
 _SAVE_SECONDS = 60.0
 _SAVE_SHARE = 100.0
-"""Without `save_every`, a checkpoint is due after a minute, and after 100 times the time that the last one took."""
+"""Without `save_every`, a checkpoint is due after a minute, and after 100 times the duration of the last one."""
 _KEPT = 3
 
 _NO_EVALUATION = (
@@ -110,7 +111,8 @@ def headline(algo: Algorithm, folder: RunFolder | None) -> str:
     """Return a line about what is trained, and where it is written."""
     names = list(algo._policy_set.policies)
     policies = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    where = "" if folder is None else f", run folder {folder.path}"
+    seen = algo._policy_set.learns_from
+    where = (seen and f", {seen}") + ("" if folder is None else f", run folder {folder.path}")
     with suppress(ConfigError):
         where += ", listening at {}:{}".format(*algo.input_address)
     return f"{algo.recipe.name} in {env_name(algo.config.env)}, policies: {policies}{where}"
@@ -120,9 +122,12 @@ def playable_agents(algo: Algorithm) -> list[str] | None:
     """Return the agents that a person can play against others; None if the environment cannot be watched either."""
     if algo._base_env.replayable is None:
         return None
-    agents = sorted(map(str, algo._base_env.get_agent_ids()))
-    spaces = [policy.action_space for policy in algo._policy_set.policies.values()]
-    discrete = all(isinstance(space, gym.spaces.Discrete) for space in spaces)
+    policies = algo._policy_set
+    # Members of groups have Discrete actions.
+    members = [member for group in policies.run_groups.values() for member in group]
+    agents = sorted(map(str, members or algo._base_env.get_agent_ids()))
+    spaces = [policy.action_space for policy in policies.policies.values()]
+    discrete = bool(members) or all(isinstance(space, gym.spaces.Discrete) for space in spaces)
     return agents if discrete and len(agents) > 1 else []
 
 
@@ -202,7 +207,7 @@ def learn(
         bounds[TIMESTEPS] = total_timesteps
     if not bounds:
         raise ConfigError(
-            "learn: no bound is given, expected one; call learn(100_000), or learn(stop={'episode_reward_mean': 450})"
+            "learn: no bound is given; call learn(100_000), or learn(stop={'episode_reward_mean': 450})"
         )
     if save_every is not None and run_dir is None:
         raise ConfigError("learn: save_every without run_dir, expected a folder; pass run_dir='runs/my-run'")
@@ -233,21 +238,32 @@ class Saving:
     Attributes:
         folder: Where, None for nowhere.
         every: Save after every `every`-th iteration; about once a minute if it is None.
-        keep_last: How many stay; None keeps all of them, or 3 of those that are written once a minute.
+        keep_last: How many stay; None keeps all of them, or 3 if they are written once a minute.
+        keep_best: A result key: the checkpoint with the highest value stays, too, and is written at once.
+        best: That checkpoint.
     """
 
     folder: Path | None = None
     every: int | None = None
     keep_last: int | None = None
+    keep_best: str | None = None
+    best: Path | None = None
+    _highest: float = -math.inf
 
     def begin(self, iteration: int) -> None:
         """Start a run; nothing has to be saved at this iteration."""
         self._saved = iteration
         self._due = time.monotonic() + _SAVE_SECONDS
 
-    def is_due(self, iteration: int) -> bool:
+    def is_due(self, iteration: int, result: Mapping[str, Any]) -> bool:
         """Return whether a checkpoint is due between two iterations."""
+        if self._worth(result) > self._highest:
+            return True
         return iteration % self.every == 0 if self.every else time.monotonic() >= self._due
+
+    def _worth(self, result: Mapping[str, Any]) -> float:
+        value = None if self.keep_best is None else _value(result, self.keep_best)
+        return float(value) if isinstance(value, Real) else -math.inf
 
     def save(self, algo: Algorithm, trackers: Trackers, *, first: bool = False) -> None:
         """Write a checkpoint, unless this iteration has one; `first` writes one into a folder without any."""
@@ -257,7 +273,15 @@ class Saving:
             return
         began = time.monotonic()
         keep = self.keep_last or (None if self.every else _KEPT)
-        trackers.call(Tracker.saved, algo.save(self.folder, keep_last=keep))
+        worth = self._worth(algo.last_result)
+        best = None if self.keep_best is None or worth == -math.inf else (self.keep_best, 1)
+        # Before there is a value none is deleted.
+        folder = algo.save(
+            self.folder, keep_last=keep if best or self.keep_best is None else None, keep_best=best
+        )
+        if worth > self._highest:
+            self.best, self._highest = folder, worth
+        trackers.call(Tracker.saved, folder)
         self._saved = algo.iteration
         now = time.monotonic()
         self._due = now + max(_SAVE_SECONDS, _SAVE_SHARE * (now - began))
@@ -328,7 +352,7 @@ def _train(
         if wrong := rule.impossible(result):
             raise ConfigError(wrong)
         reason = rule.reached(result) or stopped()
-        if not reason and saving.is_due(algo.iteration):
+        if not reason and saving.is_due(algo.iteration, result):
             try:
                 saving.save(algo, trackers)
             except NotWrittenError as error:

@@ -118,7 +118,7 @@ def _check_pair(one: str, other: str, group: str, policy_map: PolicyMap) -> None
 def _one_is_frozen(learning: str, frozen: str, group: str) -> ConfigError:
     return ConfigError(
         f"policies_to_train: {learning!r} and not {frozen!r}, which shares layers {group!r} with it, expected both or "
-        f"none, for a frozen policy keeps its weights; {_ALONE}"
+        f"none, because a frozen policy keeps its weights; {_ALONE}"
     )
 
 
@@ -151,6 +151,8 @@ class Learners:
         self.shared = SharedLayers()
         self._seed = seed
         self._learners: dict[str, Learner] = {}
+        # States of a checkpoint that nothing has needed yet: policies that do not learn may be without torch.
+        self._unused: dict[str, Mapping[str, Any]] = {}
         self._seeds: dict[str, int] = {}
         self._warned: set[str] = set()
         self.custom_metrics: dict[str, set[str]] = {}
@@ -182,7 +184,7 @@ class Learners:
                 # A callback has removed it.
                 continue
             own = batch[policy_id]
-            learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
+            learner = self._learners.get(policy_id) or self._first(built, index, policy_id)
             policy = self._policies[policy_id]
             told = self._tell(policy_id, policy, own)
             with updates:
@@ -224,7 +226,7 @@ class Learners:
             broken = sorted(name for name, column in stored.items() if not np.isfinite(column).all())
             where = f" (its rows hold NaN or infinity in {', '.join(broken)})" if broken else ""
             warnings.warn(
-                f"policy {policy_id!r}: a gradient was NaN or infinite and was left out{where}, expected finite ones; "
+                f"policy {policy_id!r}: a gradient was NaN or infinite and was skipped{where}, expected finite ones; "
                 "look at the size of rewards, or lower lr (skipped_updates in the result counts them)",
                 RuntimeWarning,
                 stacklevel=2,
@@ -238,6 +240,7 @@ class Learners:
     def forget(self, policy_id: str) -> None:
         """Drop the learner of a removed policy."""
         self._learners.pop(policy_id, None)
+        self._unused.pop(policy_id, None)
         self._seeds.pop(policy_id, None)
         self._warned.discard(policy_id)
         self.recipes.pop(policy_id, None)
@@ -293,7 +296,7 @@ class Learners:
 
     def state(self) -> dict[str, tuple[int, dict[str, Any]]]:
         """Return by policy each learner's seed and its state beyond the acting weights."""
-        found = {}
+        found = {name: (self._seeds[name], dict(arrays)) for name, arrays in self._unused.items()}
         for policy_id, learner in self._learners.items():
             if not hasattr(learner, "state") or not hasattr(learner, "set_state"):
                 raise ConfigError(
@@ -310,7 +313,7 @@ class Learners:
     def check_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
         """Refuse a state that `set_state` could not restore; nothing changes."""
         for policy_id, (seed, arrays) in state.items():
-            if hasattr(self._policies[policy_id], "make_learner"):
+            if hasattr(self._policies[policy_id], "make_learner") or self.policy_map.is_frozen(policy_id):
                 continue
             learner = self._learners.get(policy_id) or self._made(
                 *self._network_of(policy_id), policy_id, seed
@@ -325,15 +328,26 @@ class Learners:
         """Restore `state`, once the policies have their weights."""
         self._seed = seed
         self._learners.clear()
+        self._unused.clear()
         self._seeds.clear()
         for policy in self._policies.values():
             if hasattr(policy, "leave_learner"):
                 policy.leave_learner()
         for policy_id, (own_seed, arrays) in state.items():
-            learner = self._new(*self._network_of(policy_id), policy_id, own_seed)
-            own = {name.removeprefix(_OWN): arrays[name] for name in arrays if name.startswith(_OWN)}
-            learner.set_weights({**learner.weights(), **own})
-            learner.set_state({name: arrays[name] for name in arrays if not name.startswith(_OWN)})
+            self._seeds[policy_id], self._unused[policy_id] = own_seed, arrays
+            if not self.policy_map.is_frozen(policy_id):
+                self._first(*self._network_of(policy_id), policy_id)
+
+    def _first(self, built: BuiltPolicies, index: int, policy_id: str) -> Learner:
+        """Return a policy's learner, which has the state of the checkpoint if there is one."""
+        arrays = self._unused.pop(policy_id, None)
+        if arrays is None:
+            return self._new(built, index, policy_id)
+        learner = self._new(built, index, policy_id, self._seeds[policy_id])
+        own = {name.removeprefix(_OWN): arrays[name] for name in arrays if name.startswith(_OWN)}
+        learner.set_weights({**learner.weights(), **own})
+        learner.set_state({name: arrays[name] for name in arrays if not name.startswith(_OWN)})
+        return learner
 
     def _new(self, built: BuiltPolicies, index: int, policy_id: str, seed: int | None = None) -> Learner:
         is_new = seed is None

@@ -6,6 +6,7 @@ is the same in every process. `menv.algorithms.training.league` writes the table
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -16,6 +17,7 @@ from menv import rng
 from menv.base_env import AgentId
 from menv.episode import Episode
 from menv.errors import ConfigError
+from menv.metrics import is_zero_sum
 from menv.policy_map import PolicyMap
 
 LEARNER = "learner"
@@ -66,7 +68,7 @@ class Matches:
             raise ConfigError(
                 f"self_play: agent {agent_id!r} has policy {self._owners[agent_id]!r} in one episode and {base!r} in "
                 "another, expected the same one in each, because the league draws who plays against whom; give each "
-                "agent one policy in policy_mapping_fn, and say whom it meets by self_play={'matchmaking': ...}"
+                "agent one policy in policy_mapping_fn, and choose its opponents with self_play={'matchmaking': ...}"
             )
         if not episode.match:
             episode.match = self._draw(episode)
@@ -115,3 +117,17 @@ class Matches:
 def seats_in(episodes: Iterable[Episode]) -> set[str]:
     """Return the seats that play in some episodes."""
     return {seat for episode in episodes for seat in episode.match.values()}
+
+
+def points_of(returns: Mapping[str, float], rule: str | Mapping[str, float] | None) -> Mapping[str, float]:
+    """Return numbers by side, of which the higher one wins; see `SelfPlayConfig.win_if`."""
+    if isinstance(rule, Mapping):
+        reached = {side: returns.get(side, -math.inf) >= least for side, least in rule.items()}
+        return {side: float(reached.get(side, not any(reached.values()))) for side in returns}
+    if rule is None and not is_zero_sum(returns.values()):
+        raise ConfigError(
+            f"self_play: the returns of an episode are {dict(returns)!r:.200}, expected returns that add up to 0, of "
+            "which the highest wins; in other games define the winner: self_play={'win_if': 'highest_return'}, or by "
+            f"the lowest winning return of a side, {{'win_if': {{{min(returns)!r}: 1.0}}}}"
+        )
+    return returns

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from menv import rng
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.networks.network_spec import NetworkSpec, check_size, memory_for
 from menv.algorithms.recipe import Recipe
-from menv.algorithms.training.torch_threads import learning_device
+from menv.algorithms.training.torch_threads import check_packages, learning_device
+from menv.base_env import AgentId
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -25,11 +26,15 @@ from menv.connectors.pipeline import PolicyConnectors, action_pipeline, action_p
 from menv.errors import ConfigError
 from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.backend import ActingBackend
-from menv.inference.network_policy import NetworkGroup
+from menv.inference.network_policy import NetworkGroup, NetworkPolicy
 from menv.policy import Policy
 from menv.policy_spec import PolicySpec
 from menv.sampling.custom_policies import CustomPolicyStrategy
 from menv.sampling.policy_group import NetworkStrategy, PolicyGroup
+from menv.wrappers.group_agents import STATE_KEY
+
+if TYPE_CHECKING:
+    from menv.algorithms.qmix.network import GroupSpec
 
 
 class FreePolicySlots:
@@ -138,7 +143,8 @@ def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recip
     preprocessor = ObsPreprocessor(spec.observation_space)
     try:
         space, width = _connectors(spec, config).agent.space(spec.observation_space, 0)
-        if width != preprocessor.size and getattr(config, "critic_obs", None) is not None:
+        codes = len(config.agent_connectors[-1][1]["agents"]) if config.agent_ids else 0
+        if width != preprocessor.size + codes and getattr(config, "critic_obs", None) is not None:
             raise ConfigError(
                 "agent_connectors: observations are widened together with critic_obs, expected one or the other; "
                 "leave one out"
@@ -247,8 +253,8 @@ def _own_policy(policy_id: str, spec: PolicySpec) -> Policy:
 
 def _marked(spec: PolicySpec, config: AlgorithmConfig) -> int:
     """Return how many members of a group are marked as present or absent in the rows of a policy."""
-    members = getattr(spec.observation_space, "spaces", ())
-    return len(members) if getattr(config, "_marks_members", False) else 0
+    members = getattr(spec.action_space, "spaces", ())
+    return len(members) if config.groups_agents else 0
 
 
 def _connectors(
@@ -313,6 +319,7 @@ def _backend(
         raise ConfigError(
             'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
         )
+    check_packages("inference", "torch")
     device = learning_device(config.num_gpus)
     torch_backend = _torch_backend().TorchBackend(
         network.torch_network, network.head, weights, state_size, device
@@ -350,3 +357,39 @@ def _checked(
     except ConfigError:
         return reference
     return None
+
+
+def member_policy(
+    policy: NetworkPolicy, built: BuiltPolicies, config: AlgorithmConfig, members: Sequence[AgentId]
+) -> NetworkPolicy:
+    """Return the policy of each member of a group that QMIX trains: it sees the member's own observation and its code.
+
+    Raises:
+        ConfigError: Observations go through connectors, or hold the global state.
+    """
+    networks, network = policy.networks, cast("GroupSpec", built.network)
+    observations: Any = networks.observation_space
+    actions: Any = networks.action_space
+    spec = PolicySpec(observation_space=observations.spaces[0], action_space=actions.spaces[0])
+    if (
+        config.observation_filter != "NoFilter"
+        or config.agent_connectors
+        or STATE_KEY in (getattr(spec.observation_space, "spaces", None) or ())
+    ):
+        raise ConfigError(
+            f"policy {policy.policy_id!r}: members of its group have no separate policies, because their "
+            "observations go through observation_filter or agent_connectors, or have an entry 'state', expected none "
+            "of these; write state() in the environment"
+        )
+    codes = ("AgentIdAgentConnector", {"agents": [str(member) for member in members]})
+    own = AlgorithmConfig(
+        normalize_actions=config.normalize_actions, clip_actions=config.clip_actions, agent_connectors=[codes],
+        inference="onnx",
+    )  # fmt: skip
+    trained = policy.get_weights()
+    weights = {name: trained[name] for name in network.member.weight_shapes()}
+    connectors = [_connectors(spec, own, network.member)]
+    alone = _new_group([policy.policy_id], spec, own, network.member, [weights], connectors, policy.seed)
+    found = NetworkPolicy(alone.networks, 0, {}, policy.seed)
+    found.explore = policy.explore
+    return found

@@ -39,13 +39,13 @@ class OperationGuard:
             self._brief = brief
             if self._half is not None:
                 raise CallOrderError(
-                    f"{name}: {self._half}, expected to stand between two; call it after train() or sample(), or in "
-                    "on_train_result"
+                    f"{name}: {self._half}, expected a call between two fragments; call it after train() or sample(), "
+                    "or in on_train_result"
                 )
             if self._undone not in (None, name):
                 raise CallOrderError(
-                    f"{name}: {self._undone} was broken off and left parts of two runs; "
-                    f"call {self._undone} again, or build a new algorithm"
+                    f"{name}: {self._undone} was interrupted and left parts of two runs; call {self._undone} again, or "
+                    "build a new algorithm"
                 )
             yield
         finally:
@@ -86,4 +86,4 @@ class OperationGuard:
 
     def _acquire(self, name: str, instead: str) -> None:
         if not self._lock.acquire(timeout=_PATIENCE_S if self._brief else 0.0):
-            raise CallOrderError(f"{name}: another thread is at work, expected none; {instead}")
+            raise CallOrderError(f"{name}: another thread is using this algorithm; {instead}")

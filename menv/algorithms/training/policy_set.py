@@ -12,8 +12,7 @@ from typing import Any
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import adopt, override
 from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.off_policy.config import OffPolicyConfig
-from menv.algorithms.ppo.config import PPOConfig
+from menv.algorithms.off_policy.config import ReplayConfig
 from menv.algorithms.recipe import Recipe, recipe_named
 from menv.algorithms.rollouts.centralized_critic import JointObs
 from menv.algorithms.rollouts.local_rollouts import freeze
@@ -25,10 +24,12 @@ from menv.algorithms.training.network_group_builder import (
     FreePolicySlots,
     add_to_groups,
     build_groups,
+    member_policy,
 )
 from menv.algorithms.training.torch_threads import learning_device
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
+from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError
 from menv.inference.network_policy import NetworkPolicy
 from menv.migration_hints import warn_of_uncalled
@@ -47,7 +48,8 @@ class PolicySet(PolicyView):
 
     `resolve` runs a mapping and fills in the spaces of its policies, `agents` returns the possible agents with the
     policy of each, and `recipe` trains policies that name no algorithm. `groups` holds policies that act together,
-    `free_slots` the slots in them that removed policies have left.
+    `free_slots` the slots in them that removed policies have left. `run_groups` are the members of the groups of agents
+    that the run itself has formed in `env`.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class PolicySet(PolicyView):
         recipe: Recipe,
         seed: int,
         callbacks: DefaultCallbacks,
+        env: Any,
     ) -> None:
         self.policy_map = policy_map
         self._resolve = resolve
@@ -68,6 +71,8 @@ class PolicySet(PolicyView):
         self._recipe = recipe
         self._seed = seed
         self._callbacks = callbacks
+        self.run_groups: Mapping[AgentId, Sequence[AgentId]] = getattr(env, "run_groups", {})
+        self._state_size: int = getattr(env, "run_state_size", 0)
         self.free_slots = FreePolicySlots()
         specs = self._resolved(policy_map)
         recipes = {
@@ -107,6 +112,25 @@ class PolicySet(PolicyView):
                 "pass policy_id=... of one of these"
             )
         return self.policies[policy_id]
+
+    @property
+    def learns_from(self) -> str:
+        """What centralized critics and mixing networks see, as a sentence; "" if there are none."""
+        configs = self.learners.configs.values()
+        seen = {getattr(config, "critic_obs", None) for config in configs}
+        if self._state_size:
+            return f"global state: state() of the environment, {self._state_size} numbers"
+        mixes = any(getattr(config, "mixer", None) == "qmix" for config in configs)
+        return "global state: the observations of all agents" if mixes or "all_agents" in seen else ""
+
+    def on_disk(self, policy_id: str) -> Policy:
+        """Return a policy as others load it: for a group that the run has formed, the policy of one member."""
+        policy, owners = self.get(policy_id), self._agents(self.policy_map) if self.run_groups else {}
+        group = next((one for one in self.run_groups if owners.get(one) == policy_id), None)
+        built = next((one for one in self.learners.nets if policy_id in one.group.policy_ids), None)
+        if group is None or built is None or not isinstance(policy, NetworkPolicy):
+            return policy
+        return member_policy(policy, built, self.learners.configs[policy_id], self.run_groups[group])
 
     def add(
         self, policy_id: str, spec: Any, mapping_fn: MappingSetting, to_train: TrainSetting
@@ -189,7 +213,7 @@ class PolicySet(PolicyView):
         for one in (weights, *(weights.values() if isinstance(weights, Mapping) else ())):
             if not isinstance(one, Mapping):
                 raise ConfigError(
-                    f"set_weights: {type(one).__name__} where a dict belongs, expected {{policy_id: {{name: array}}}}; "
+                    f"set_weights: {type(one).__name__}, expected {{policy_id: {{name: array}}}}; "
                     "pass what get_weights returned"
                 )
         for policy_id in weights:
@@ -283,7 +307,11 @@ class PolicySet(PolicyView):
         return specs
 
     def _recipe_of(self, policy_id: str, spec: PolicySpec) -> Recipe:
-        return self._recipe if spec.trained_by is None else recipe_named(spec.trained_by, policy_id)
+        return (
+            self._recipe
+            if spec.trained_by is None
+            else recipe_named(spec.trained_by, f"policies[{policy_id!r}]: algorithm")
+        )
 
     def _config_of(
         self, policy_id: str, spec: PolicySpec, recipe: Recipe, specs: Mapping[str, PolicySpec]
@@ -293,22 +321,44 @@ class PolicySet(PolicyView):
             config = override(self._config, spec.config, policy_id)
         else:
             config = adopt(recipe.config_class, self._config, spec.config, policy_id)
-        if isinstance(config, OffPolicyConfig):
+        if isinstance(config, ReplayConfig):
             config.check_reach(self._config, f"policies[{policy_id!r}].config: ")
         if config.num_gpus:
             # Now, not after the first fragment.
             learning_device(config.num_gpus)
-        if isinstance(config, PPOConfig) and config.critic_obs == "all_agents":
+        if config.agent_ids:
+            config = with_agent_ids(config, self._agents(self.policy_map))
+        critic: Any = getattr(config, "critic_obs", None)
+        if critic == "state":
+            codes = len(config.agent_connectors[-1][1]["agents"]) if config.agent_ids else 0
+            size = ObsPreprocessor(spec.observation_space).size + codes + self._state_size
+            # Without a state all observations are shown; clients and recordings have none.
+            critic = critic if self._state_size and config.input is None else "all_agents"
+            known: Any = {"critic_obs": critic, "critic_obs_size": size}
+            config = replace(config, **known)
+        if critic == "all_agents":
             if self._joint is None:
                 owners = self._agents(self.policy_map)
                 self._joint = JointObs({agent: specs[owner] for agent, owner in owners.items()})
-            size = self._joint.size(spec.observation_space, spec.action_space)
-            return replace(config, critic_obs_size=size)
+            size = self._joint.size(spec.observation_space) + config.agent_ids * len(self._joint.places)
+            known = {"critic_obs_size": size}
+            return replace(config, **known)
         return config
 
     def _joint_obs(self) -> JointObs:
         assert self._joint is not None
         return self._joint
+
+
+def with_agent_ids(config: AlgorithmConfig, agents: Iterable[AgentId]) -> AlgorithmConfig:
+    """Return settings with the connector of `agent_ids` behind the others."""
+    names = [str(agent) for agent in agents]
+    if not names:
+        raise ConfigError(
+            "agent_ids: the environment has no possible_agents; set it in the environment, or leave agent_ids out"
+        )
+    last = ("AgentIdAgentConnector", {"agents": names})
+    return replace(config, agent_connectors=(*config.agent_connectors, last))
 
 
 def _group_of(policy_id: str, groups: Iterable[PolicyGroup]) -> PolicyGroup:

@@ -77,7 +77,7 @@ class ReturnNormalizer:
 
     @property
     def shift(self) -> float:
-        """What is taken from values before they are divided by the unit."""
+        """The number that is subtracted from values before they are divided by the unit."""
         return 0.0 if self._bias is None else self.mean
 
     @np.errstate(over="ignore")

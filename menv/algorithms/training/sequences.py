@@ -1,4 +1,4 @@
-"""Sequences: pieces of trajectories cut to at most so many rows, for learning through time.
+"""Sequences: pieces of trajectories of limited length, for learning through time.
 
 Learners of recurrent policies call it. A sequence never crosses an episode, a life or the cut of a fragment, because
 pieces do not; its rows are given as indices, so that any column can be laid out in sequences.
@@ -43,8 +43,8 @@ def sequences(lengths: Column, most: int, width: int | None = None) -> Sequences
     """Cut pieces into sequences.
 
     Args:
-        lengths: [S] rows of each piece; the pieces lie one after the other.
-        most: Rows of a sequence at most; all but the last one of a piece have so many.
+        lengths: [S] rows of each piece; the pieces follow each other.
+        most: Most rows of a sequence; all but the last sequence of a piece have this many.
         width: T, at least `most`; None takes the length of the longest.
     """
     parts = -(-lengths // most)

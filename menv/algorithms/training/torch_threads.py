@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from menv.errors import ConfigError
+from menv.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     import torch
+
+
+def check_packages(who: str, *packages: str) -> None:
+    """Raise `MissingExtraError` where packages of `menv-rl[train]` are missing; imports none of them."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        one = len(missing) == 1
+        raise MissingExtraError(
+            f"{who}: the package{'' if one else 's'} {' and '.join(missing)} {'is' if one else 'are'} not installed; "
+            "run: pip install 'menv-rl[train]'"
+        )
 
 
 def learning_device(num_gpus: float) -> torch.device:
@@ -18,8 +30,8 @@ def learning_device(num_gpus: float) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"num_gpus: {num_gpus:g}, but torch {torch.__version__} finds no GPU here, expected one; install the torch "
-            "that belongs to your driver (nvidia-smi shows it), or leave num_gpus out"
+            f"num_gpus: {num_gpus:g}, but torch {torch.__version__} finds no GPU here; install the torch build for "
+            "your driver (nvidia-smi shows it), or leave num_gpus out"
         )
     return torch.device("cuda")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,12 +129,6 @@ class WeightsHistory:
         return judge
 
 
-_LATELY = 16
-"""A requested form is also created for this many following sets of weights."""
-_FEW = 4
-"""Policies whose forms are created before any request."""
-
-
 @dataclass(slots=True)
 class _Copy:
     """A policy's copy with a separate backend, and what is created once for it."""
@@ -147,13 +140,9 @@ class _Copy:
 
 
 class PolicyForms:
-    """Creates the forms in which clients receive policies, from separate copies. For one thread.
-
-    `asked` holds the number of the weights when a client last requested a form of a policy.
-    """
+    """Creates the forms in which clients receive policies, from separate copies. For one thread."""
 
     def __init__(self) -> None:
-        self.asked: dict[tuple[str, str], int] = {}
         self._copies: dict[str, _Copy] = {}
 
     def make(
@@ -212,33 +201,19 @@ class Publication:
         self._sampler, self._policy_map = sampler, sampler.policy_map
         self._made: dict[tuple[str, str], Any] = {}
 
-    def made(self, form: str, policy_id: str) -> Any:
-        made = self._made[form, policy_id]
-        self._forms.asked[form, policy_id] = self.weights_seq_no
-        return made
-
-    def make(self, form: str, policy_id: str) -> Any:
-        self._forms.asked[form, policy_id] = self.weights_seq_no
-        return self._make(form, policy_id)
-
-    def make_ready(self) -> None:
-        for (form, policy_id), number in list(self._forms.asked.items()):
-            if policy_id not in self.policies or number + _LATELY < self.weights_seq_no:
-                self._forms.asked.pop((form, policy_id), None)
-                self._forms.forget(policy_id)
-                continue
-            with suppress(ConfigError):
-                self._make(form, policy_id)
-
-    def expect_clients(self) -> None:
-        for policy_id in list(self._networks)[:_FEW]:
-            graphs = self._networks[policy_id].networks.graphs()
-            # The exporter of torch takes seconds, for modules that may never be asked for.
-            if graphs is not None and graphs.stacks:
-                self._forms.asked |= {
-                    (form, policy_id): self.weights_seq_no for form in ("bundle", "onnx", "weights")
-                }
-        self.make_ready()
+    def form(self, form: str, policy_id: str) -> Any:
+        policy = self._networks.get(policy_id)
+        if policy is None:
+            kind = type(self.policies[policy_id]).__name__
+            raise ConfigError(
+                f"policy {policy_id!r}: {kind} is the server's own code, expected a policy with a network; let clients "
+                "request each action"
+            )
+        if (form, policy_id) not in self._made:
+            self._made[form, policy_id] = self._forms.make(
+                form, policy, self._weights[policy_id], self._connectors[policy_id]
+            )
+        return self._made[form, policy_id]
 
     def connectors_since(self, policy_id: str) -> int:
         return self._since.get(policy_id, 0)
@@ -248,20 +223,6 @@ class Publication:
         return self._policy_map.only or self._policy_map.policy_for(
             agent_id, self._sampler.expect(episode_id), self._sampler
         )
-
-    def _make(self, form: str, policy_id: str) -> Any:
-        if (form, policy_id) not in self._made:
-            policy = self._networks.get(policy_id)
-            if policy is None:
-                kind = type(self.policies[policy_id]).__name__
-                raise ConfigError(
-                    f"policy {policy_id!r}: {kind} is code of the server's own, expected a policy with a network; let "
-                    "clients ask for each action"
-                )
-            self._made[form, policy_id] = self._forms.make(
-                form, policy, self._weights[policy_id], self._connectors[policy_id]
-            )
-        return self._made[form, policy_id]
 
 
 class ExternalClients:
@@ -305,7 +266,8 @@ class ExternalClients:
         addresses = self._source.addresses if self._source is not None else []
         if not addresses:
             raise ConfigError(
-                'input_address: this algorithm has no server, expected one in config["input"]; see PolicyServerInput'
+                'input_address: this algorithm has no server, expected a server in config["input"]; see '
+                "PolicyServerInput"
             )
         host, port = addresses[0]
         return str(host), int(port)
@@ -325,7 +287,7 @@ class ExternalClients:
     def publish(self, after: int = 0, *, changed: bool = True) -> None:
         """Publish the current weights under the next number, which is above `after`; any thread may call it.
 
-        Weights that have not `changed` keep their number; clients that wait for the next ones go on with them.
+        Weights that have not `changed` keep their number; clients that wait for the next weights continue with these.
         """
         if self._source is None:
             return
@@ -381,6 +343,7 @@ class ExternalClients:
         for policy_id, policy in self._noted.items():
             if now.get(policy_id) is not policy:
                 self._history.forget(policy_id)
+                self._forms.forget(policy_id)
                 self._versions.pop(policy_id, None)
         self._noted = now
 

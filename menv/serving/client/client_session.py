@@ -1,18 +1,24 @@
-"""A client's session with a policy server: the greeting, then one request after the other.
+"""A client's session with a policy server: its connections, the greeting, then one request after the other.
 
-`ClientSession` replaces a connection that fails and sends the lost request again; the server recognises a message that
-it has already processed. `action_spaces`, `to_wire` and `element_of` convert the application's values to and from
-messages.
+A connection, over HTTP or TCP, carries bodies and does not read them. `ClientSession` replaces one that fails and sends
+the lost request again; the server recognises a message that it has already processed. `action_spaces`, `to_wire` and
+`element_of` convert the application's values to and from messages.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import secrets
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import gymnasium as gym
 import numpy as np
@@ -27,11 +33,12 @@ from menv.errors import (
     RefusedError,
     ServerGoneError,
 )
-from menv.inference.action_heads import in_a_line
+from menv.inference.heads.head import in_a_line
 from menv.serialization import space_from_json
-from menv.serving.client.client_connection import ClientAddress, ClientConnection, TransportError, connect
 from menv.serving.protocol import (
     EXTENSION,
+    HEADER_BYTES,
+    MOST_BODY_BYTES,
     Action,
     Answer,
     BadMessageError,
@@ -52,16 +59,217 @@ from menv.serving.protocol import (
     SetConfig,
     SetState,
     StartEpisode,
-    WireFormat,
+    body_bytes,
     decode_answer,
     encode,
+    frame,
     to_raw,
 )
 from menv.serving.value_readers import reader_of
 
+SCHEMES = ("http", "https", "tcp", "tcps")
+_ENCRYPTED = ("https", "tcps")
+_PATH = "/rllink"
+
+TransportError = (OSError, http.client.HTTPException)
+"""What a connection raises where it fails; `except` takes the tuple."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientAddress:
+    """Where a server is; `path` is used by HTTP."""
+
+    scheme: str
+    host: str
+    port: int
+    tls: bool
+    path: str = _PATH
+
+    @property
+    def authority(self) -> str:
+        """Host and port as HTTP headers write them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}{'s' * self.tls}://{self.authority}"
+
+
+def read_address(text: str) -> ClientAddress:
+    """Parse an address such as "http://localhost:9900"; raises ConfigError for anything else."""
+    if not isinstance(text, str):
+        raise _wrong_address(":".join(map(str, text)) if isinstance(text, tuple) else str(text))
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+        (parts.hostname or "").encode("idna")
+    except ValueError:
+        raise _wrong_address(text) from None
+    # urlsplit reads "localhost:" as a scheme.
+    if "://" not in text or parts.scheme not in SCHEMES or not parts.hostname or not port:
+        raise _wrong_address(text)
+    if parts.username or parts.query or parts.fragment:
+        raise _wrong_address(text.rpartition("@")[2])
+    path = parts.path if parts.path not in ("", "/") else _PATH
+    words = parts.hostname + path
+    if not (path.isascii() and words.isprintable() and " " not in words):
+        raise _wrong_address(text)
+    tls = parts.scheme in _ENCRYPTED
+    return ClientAddress(parts.scheme[:-1] if tls else parts.scheme, parts.hostname, port, tls, path)
+
+
+def check_token(token: object) -> None:
+    """Refuse a token that no transport can send, without quoting it."""
+    if token is None:
+        return
+    if not isinstance(token, str):
+        raise ConfigError(
+            f"PolicyClient: token is a {type(token).__name__}, expected the server's, a text, or None; write str(...) "
+            "of a number"
+        )
+    if token != token.strip() or not (token.isascii() and token.isprintable()):
+        raise ConfigError(
+            "PolicyClient: token has white space around it, line breaks, or characters beyond ASCII, expected the "
+            "server's alone, as a header can hold it; write token.strip() of what a file holds"
+        )
+
+
+def _wrong_address(text: str) -> ConfigError:
+    return ConfigError(
+        f"PolicyClient: address {text!r:.80}, expected scheme, host and port, the scheme one of "
+        f"{', '.join(SCHEMES)}; write 'http://localhost:9900', for instance"
+    )
+
+
+MOST_ANSWER_BYTES = 1 << 30
+"""Limit for HTTP bodies; a menv server sends nothing longer."""
+
+
+def open_socket(address: ClientAddress, timeout: float) -> socket.socket:
+    """Return a connected socket, with TLS if the address asks for it. `timeout` bounds each later read and write."""
+    opened = socket.create_connection((address.host, address.port), timeout)
+    try:
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not address.tls:
+            return opened
+        # It trusts this machine's authorities and the file in SSL_CERT_FILE.
+        return ssl.create_default_context().wrap_socket(opened, server_hostname=address.host)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def close_socket(connected: socket.socket) -> None:
+    """Close a socket and wake a thread that reads from it."""
+    # close() alone would not wake that thread.
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
+    connected.close()
+
+
+_CHUNK = 1 << 16
+
+
+class TcpClientConnection:
+    """RLlink's frames on a socket."""
+
+    answers_all = False
+
+    def __init__(self, address: ClientAddress, timeout: float) -> None:
+        self._address = address
+        self._socket = open_socket(address, timeout)
+
+    def send(self, body: bytes) -> None:
+        self._socket.sendall(frame(body))
+
+    def receive(self) -> bytes:
+        header = self._exactly(HEADER_BYTES)
+        return self._exactly(body_bytes(header, MOST_BODY_BYTES))
+
+    def close(self) -> None:
+        close_socket(self._socket)
+
+    def _exactly(self, count: int) -> bytes:
+        parts: list[bytes] = []
+        while count:
+            parts.append(self._socket.recv(min(count, _CHUNK)))
+            if not parts[-1]:
+                raise ConnectionResetError("the server ended the connection")
+            count -= len(parts[-1])
+        return b"".join(parts)
+
+
+_PROXY_STATUSES = (502, 503, 504)
+
+
+class HttpClientConnection:
+    """A POST for each body, on a connection that stays open."""
+
+    answers_all = True
+
+    def __init__(self, address: ClientAddress, token: str | None, timeout: float, name: str) -> None:
+        where: Any = {"host": address.host, "port": address.port, "timeout": timeout}
+        if address.tls:
+            # Programs often replace the default context by one that trusts every server.
+            where["context"] = ssl.create_default_context()
+        make = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
+        self._http = make(**where)
+        self._address = address
+        self._headers = {"Content-Type": "application/json", "menv-session": name}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        # No automatic reconnect: the session decides what to send on a new connection.
+        self._http.connect()
+        self._http.auto_open = 0
+
+    def send(self, body: bytes) -> None:
+        self._http.request("POST", self._address.path, body, self._headers)
+
+    def receive(self) -> bytes:
+        with contextlib.closing(self._http.getresponse()) as response:
+            if (response.length or 0) > MOST_ANSWER_BYTES:
+                raise ConnectionResetError(
+                    f"the response has {response.length} bytes, more than a menv server sends"
+                )
+            body = response.read()
+        # A full menv server answers with an ERROR message; a proxy whose server is away does not.
+        if not body or (response.status in _PROXY_STATUSES and not body.startswith(b'{"type":"ERROR"')):
+            raise ConnectionResetError(f"status {response.status}, and no answer from a menv server")
+        return body
+
+    def close(self) -> None:
+        if self._http.sock is not None:
+            close_socket(self._http.sock)
+        self._http.close()
+
+
+ClientConnection: TypeAlias = TcpClientConnection | HttpClientConnection
+"""Used by one thread at a time; `close` may come from any thread and wakes a waiting one.
+
+`answers_all` is True where the server answers every body. Failures are a `TransportError`.
+"""
+
+
+def connect(address: ClientAddress, token: str | None, timeout: float, name: str) -> ClientConnection:
+    """Open a connection; `name` identifies the conversation over HTTP.
+
+    Raises a `TransportError` where no server answers, ConfigError for a certificate that does not hold.
+    """
+    try:
+        if address.scheme == "tcp":
+            return TcpClientConnection(address, timeout)
+        return HttpClientConnection(address, token, timeout, name)
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(
+            f"PolicyClient: {address} shows a certificate that does not hold ({error.verify_message.rstrip('.')}), "
+            "expected one that is valid now, for this host, and from an authority that is trusted here; name the file "
+            "of its authority in the variable SSL_CERT_FILE"
+        ) from error
+
+
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
-_PING = encode(Ping(), WireFormat.MSGPACK)
+_PING = encode(Ping())
 _ANSWERS: dict[type[Any], type[Any]] = {
     StartEpisode: EpisodeStarted,
     GetAction: Action,
@@ -74,10 +282,6 @@ _TEMPORARY = (ErrorCode.STOPPING, ErrorCode.TOO_MANY)
 """Refusals of a greeting that are temporary: the server is stopping or full."""
 
 
-class NotNowError(EpisodeError):
-    """The server knows the episode but does not accept this message now; the episode stays open."""
-
-
 class SessionLostError(EpisodeError):
     """The server has discarded the session and its open episodes."""
 
@@ -86,7 +290,7 @@ class ClientSession:
     """One session, over one connection at a time; calls from several threads are serialized.
 
     `timeout` is the number of seconds without an answer, or without a server, after which a call fails. `session` is
-    the id to resume, None for a new session. `config` is the server's answer to the last greeting.
+    its id. `config` is the server's answer to the last greeting.
     """
 
     def __init__(
@@ -95,7 +299,6 @@ class ClientSession:
         token: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
-        session: str | None = None,
     ) -> None:
         self._address, self._token, self._name, self.timeout = address, token, name, timeout
         self._lock = threading.RLock()
@@ -105,7 +308,7 @@ class ClientSession:
         self._closed = False
         self._process = os.getpid()
         self.config = SetConfig(env_steps_per_sample=0, force_on_policy=False)
-        self.session = session
+        self.session: str | None = None
         self._ask_until_answered(_PING, in_new_session=True)
 
     def ask(self, request: Request, *, in_new_session: bool = False) -> Any:
@@ -118,20 +321,12 @@ class ClientSession:
         # Before the lock: in a forked process, a thread that does not exist there may hold it.
         self.check_open()
         with self._lock:
-            body, answered = encode(request, WireFormat.MSGPACK), type(request) is not Episodes
+            body, answered = encode(request), type(request) is not Episodes
             answer = self._ask_until_answered(body, in_new_session, answered)
             if isinstance(answer, Error):
                 raise _refusal(answer)
             self._require_answer(request, answer)
         return answer
-
-    def last_seq(self, episode_id: str, otherwise: int) -> int:
-        """Return the number of the last message of an open episode that the server accepted from any client."""
-        with self._lock:
-            answer = self._ask_until_answered(self._greeting(), in_new_session=False)
-        where = (answer.resume or {}).get(episode_id) if isinstance(answer, SetConfig) else None
-        seq = where.get("seq") if isinstance(where, dict) else None
-        return seq if type(seq) is int else otherwise
 
     def close(self) -> None:
         """End the connection; the server keeps the session for a while."""
@@ -190,8 +385,8 @@ class ClientSession:
             answer = self._exchange(body, answered)
         except BadMessageError as error:
             raise ConfigError(
-                f"PolicyClient: {self._address} answers with something else than messages ({error.text}), expected a "
-                "server of menv; check the address"
+                f"PolicyClient: {self._address} does not answer with messages ({error.text}), expected a "
+                "menv server; check the address"
             ) from error
         if isinstance(answer, Error) and answer.code == ErrorCode.STOPPING:
             raise ConnectionResetError(answer.message)
@@ -229,7 +424,7 @@ class ClientSession:
             )
         if not isinstance(answer, SetConfig) or answer.session is None:
             raise ConfigError(
-                f"PolicyClient: {self._address} does not speak the extension {EXTENSION!r}, expected a server of menv; "
+                f"PolicyClient: {self._address} does not speak the extension {EXTENSION!r}, expected a menv server; "
                 "check the address"
             )
         before, self.session, self.config = self.session, answer.session, answer
@@ -242,7 +437,7 @@ class ClientSession:
     def _greeting(self) -> bytes:
         shown = None if self._address.scheme == "http" else self._token
         greeting = GetConfig(token=shown, extensions=[EXTENSION], session=self.session, client=self._name)
-        return encode(greeting, WireFormat.MSGPACK)
+        return encode(greeting)
 
     def _require_answer(self, request: Request, answer: Answer) -> None:
         kind, seq = type(request), getattr(request, "seq", None)
@@ -264,9 +459,7 @@ class ClientSession:
 
 
 def _refusal(answer: Error) -> MenvError:
-    if answer.code == ErrorCode.WRONG_ORDER:
-        return NotNowError(_printable(answer.message))
-    if answer.code == ErrorCode.UNKNOWN_EPISODE:
+    if answer.code in (ErrorCode.WRONG_ORDER, ErrorCode.UNKNOWN_EPISODE):
         return EpisodeError(_printable(answer.message))
     return RefusedError(_printable(answer.message), answer.code)
 
@@ -301,7 +494,7 @@ def to_wire(value: Any, where: str) -> Raw:
         # For few numbers a list is faster than an array.
         value = value.tolist()
     try:
-        return to_raw(value, WireFormat.MSGPACK)
+        return to_raw(value)
     except (TypeError, NotImplementedError, OverflowError, RecursionError, UnicodeEncodeError) as error:
         raise ContractError(
             f"{where}: got something that has no form on the wire ({error!s:.80}), expected numbers, texts, arrays, "
@@ -314,11 +507,9 @@ def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
 
     Raises ContractError if it is not an element. Box values may be outside the bounds, where actions are not clipped.
     """
-    wire_format = WireFormat.MSGPACK
     try:
         if space is not None:
-            read = reader_of(space, bounded=False).read(to_raw(value, wire_format), wire_format, "action")
-            return _as_sampled(space, read)
+            return reader_of(space, bounded=False).read(to_raw(value), "action")
         if isinstance(value, list) and value and isinstance(value[0], int | float):
             return np.array(value, np.float32 if isinstance(value[0], float) else np.int64)
         return value
@@ -327,12 +518,3 @@ def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
             f"PolicyClient: the server answers with an action that is none ({ascii(str(error))[1:-1]:.100}), expected "
             f"an element of {'a space' if space is None else in_a_line(space)}; look at the server's policy"
         ) from error
-
-
-def _as_sampled(space: gym.Space[Any], value: Any) -> Any:
-    """Return an element in which the numbers of boxes without axes are arrays."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _as_sampled(part, value[key]) for key, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(map(_as_sampled, space.spaces, value))
-    return np.asarray(value) if isinstance(space, gym.spaces.Box) else value

@@ -2,7 +2,7 @@
 
 `LocalEpisode` gets policies here and reports steps. Where the server forces clients to stay on policy, the call that
 completes a chunk waits for the next weights. Otherwise a background thread sends chunks and fetches weights while calls
-continue with the current ones. One lock guards all of it; the thread holds it only to hand over results.
+continue with the current ones. That thread changes nothing: the next step applies what it has brought, an `Exchange`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -25,7 +27,7 @@ from menv.inference.network_policy import ComputedAction, NetworkPolicy
 from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
 from menv.serving.client.client_session import ClientSession, SessionLostError
 from menv.serving.protocol import Episodes, EpisodesAndGetState, ErrorCode, GetPolicies, GetState, SetState
-from menv.spaces import OutsideSpaceError, leaves
+from menv.spaces import OutsideSpaceError
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 64
-_BYTES_PER_PART = 64
 
 PolicyUpdate = NetworkPolicy | dict[str, Any]
 """A whole policy, or the weights of one."""
@@ -72,8 +73,7 @@ class ClientGenerator:
 class LocalPolicy:
     """A policy that acts in the client, and the number of its weights.
 
-    `state_size` is S, the size of a recurrent state. `obs_bytes` and `step_bytes` estimate the size of an observation
-    and of the rest of a step in a message. Raises ContractError for a policy that cannot act here.
+    `state_size` is S, the size of a recurrent state. Raises ContractError for a policy that cannot act here.
     """
 
     def __init__(self, blob: bytes, number: int) -> None:
@@ -81,13 +81,6 @@ class LocalPolicy:
         self.number = number
         networks = self.policy.networks
         self.state_size = sum(networks.state_sizes)
-        self.obs_bytes = _bytes_of(networks.observation_space)
-        # Each part of an action may be an array with a header.
-        action_bytes = _bytes_of(networks.action_space) + _BYTES_PER_PART * len(leaves(networks.action_space))
-        head = networks.backend.head
-        inputs = 0 if head.is_value_based else head.inputs
-        self.step_bytes = action_bytes + np.dtype(np.float32).itemsize * (self.state_size + inputs)
-        self._read_policy()
         if self.policy.keeps_lives:
             raise ContractError(
                 f"policy {self.policy.policy_id!r}: its connectors keep state per agent, such as stacked frames, which "
@@ -100,14 +93,10 @@ class LocalPolicy:
             self.policy.set_weights(update)
         elif _signature(update) == _signature(self.policy):
             self.policy = update
-            self._read_policy()
         else:
             return False
         self.number = number
         return True
-
-    def _read_policy(self) -> None:
-        self.wants = "weights" if self.policy.plain else "bundle"
 
     def as_element(self, obs: Any) -> Any:
         """Return an observation that came as a list of numbers as an array of its space."""
@@ -160,33 +149,51 @@ def _signature(policy: NetworkPolicy) -> Any:
     return policy.observation_space, policy.action_space, policy.networks.state_sizes, shapes
 
 
-def _bytes_of(space: gym.Space[Any]) -> int:
-    return sum(
-        _BYTES_PER_PART
-        if leaf.shape is None or leaf.dtype is None
-        else int(np.prod(leaf.shape)) * leaf.dtype.itemsize + 1
-        for leaf in leaves(space)
-    )
-
-
 _MAX_MESSAGE_BYTES = 500_000
 """Approximate limit of one message; half of the default limit of servers."""
-_MAX_OVERHEAD_BYTES = 10_000
-"""Largest overhead of a message with one chunk, in bytes."""
-_MAX_WAITING = 64
-"""Chunks per open episode that may wait in the outbox before calls wait."""
-_MAX_WAITING_BYTES = 8 * _MAX_MESSAGE_BYTES
+_MAX_WAITING_BYTES, _MAX_WAITING = 8 * _MAX_MESSAGE_BYTES, 64
+"""Bytes of chunks, and chunks per open episode, that may wait in the outbox before calls wait."""
 _PAUSE_S = 0.05
-"""Pause before a full server is asked again."""
+"""Pause before a server that has no room is asked again."""
 _OLDER_THAN_ALL = 0
 """Below the number of any weights."""
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Complete steps of an episode as an entry of EPISODES, and the number of the weights that chose the actions."""
+
+    episode: LocalEpisode
+    raw: Raw
+    env_steps: int
+    number: int | None
+    size: int
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What came of sending chunks and fetching weights.
+
+    Attributes:
+        chunks: Chunks that the server has or will never take.
+        lost: Ids of episodes that were given up, which it knows now.
+        refused: Why it does not take a chunk.
+        state: The newest weights; `updates` are the unpacked ones by policy, and `session` is where they come from.
+    """
+
+    chunks: list[Chunk] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    refused: list[tuple[Chunk, MenvError]] = field(default_factory=list)
+    state: SetState | None = None
+    updates: dict[str, PolicyUpdate] = field(default_factory=dict)
+    session: str | None = None
 
 
 class LocalActor:
     """Acts for a client, sends complete steps and keeps the weights current.
 
-    `lock` is held by a thread that acts or applies an answer. `weights_seq_no` is the number of the newest weights that
-    all policies have, None before the first.
+    `lock` is held by a thread that acts. `weights_seq_no` is the number of the newest weights that all policies have,
+    None before the first.
     """
 
     def __init__(self, server: ClientSession, update_interval: float | None, seed: int | None) -> None:
@@ -203,19 +210,15 @@ class LocalActor:
         # Whether the server has more policies than the single one of its greeting.
         self._asks_policies = False
         self._open: dict[str, LocalEpisode] = {}
-        # Chunks with their env steps and the number of the weights that chose their actions.
-        self._outbox: list[tuple[LocalEpisode, Raw, int, int | None]] = []
-        self._steps = self._bytes = 0
+        self._outbox: list[Chunk] = []
+        self._steps = 0
         # Errors of episodes that were given up after their end.
-        self._unreported: list[EpisodeError] = []
+        self._unreported: list[MenvError] = []
         # Ids of episodes that the server would otherwise wait for.
         self._lost_ids: list[str] = []
-        # The background thread: whether it runs, and whether it should fetch weights.
-        self._progress = threading.Condition(self.lock)
-        self._busy = self._wants_weights = False
         # One thread for all messages: on a busy machine a new one starts slowly.
         self._executor = ThreadPoolExecutor(1, "menv-policy-client")
-        self._failure: BaseException | None = None
+        self._job: Future[Exchange] | None = None
 
     def noise(self, *generators: ClientGenerator) -> Column | None:
         """Return [R, width] random numbers, None where the server's policies take the most likely actions."""
@@ -239,45 +242,39 @@ class LocalActor:
         with self.lock:
             self._open.pop(episode.episode_id, None)
 
-    def stepped(self, size: int) -> None:
-        """Count a complete step of about `size` bytes; send when a chunk is full, and fetch weights when due."""
+    def stepped(self) -> None:
+        """Count a complete step; send when a chunk is full, and fetch weights when due."""
+        self._settle()
+        if self._unreported:
+            raise self._unreported.pop()
         self._steps += 1
-        self._bytes += size
-        # A chunk also holds the observation after its last step.
-        enough = self._steps >= self._server.config.env_steps_per_sample
-        if enough or self._bytes + size > _MAX_MESSAGE_BYTES:
-            self._steps = 0 if enough else self._steps
-            if self._server.config.force_on_policy:
-                self._send(enough)
-            else:
-                self._send_in_background()
-        elif self._next_update is not None and time.monotonic() >= self._next_update:
+        if self._steps < self._server.config.env_steps_per_sample:
             self._refresh()
-
-    def make_room(self, episode: LocalEpisode, size: int) -> None:
-        """Set complete steps of an episode aside if another `size` bytes would make one message too large."""
-        if size and self._bytes + size > _MAX_MESSAGE_BYTES:
-            self._try(self.set_aside, episode)
+            return
+        self._steps = 0
+        if self._server.config.force_on_policy:
+            self._send(wait=True)
+            return
+        self._collect()
+        waiting = sum(chunk.size for chunk in self._outbox)
+        if waiting > _MAX_WAITING_BYTES or len(self._outbox) > _MAX_WAITING * max(1, len(self._open)):
+            self._settle(wait=True)
+        self._send_in_background()
 
     def ended(self, episode: LocalEpisode) -> None:
         """Set the rest of an episode aside that has ended."""
         if self._open.pop(episode.episode_id, None) is None:
             return
         if not self._try(self.set_aside, episode):
-            self._raise_failure()
-        try:
-            self.stepped(0)
-        except RefusedError as error:
-            if not _is_full(error):
-                raise
-            # The next action raises it: the end of this episode is kept and sent later.
-            self._failure = error
+            raise self._unreported.pop()
+        self.stepped()
 
     def set_aside(self, episode: LocalEpisode) -> None:
         """Put the complete steps of an episode into the outbox."""
         chunk = episode.chunk()
         if chunk is not None:
-            self._outbox.append((episode, *chunk, self.weights_seq_no))
+            raw, steps = chunk
+            self._outbox.append(Chunk(episode, raw, steps, self.weights_seq_no, len(memoryview(raw))))
 
     def _try(self, do: Callable[[LocalEpisode], None], episode: LocalEpisode) -> bool:
         """Call a function with an episode; where it refuses its values, give the episode up and return False."""
@@ -305,78 +302,123 @@ class LocalActor:
         with self.lock:
             self._next_update = self._next_due()
             self._send()
-            self._fetch_newest()
+            exchange = Exchange()
+            self._fetch_newest(exchange)
+            self._apply(exchange)
 
     def flush(self) -> None:
         """Send complete steps."""
         with self.lock:
             self._send()
 
+    def _next_due(self) -> float | None:
+        return None if self._interval is None else time.monotonic() + self._interval
+
+    def _refresh(self) -> None:
+        """Have new weights fetched if they are due; a server that forces clients to stay on policy sends them."""
+        if self._next_update is None or time.monotonic() < self._next_update:
+            return
+        if self._server.config.force_on_policy:
+            self._next_update = self._next_due()
+        elif self._job is None:
+            self._collect()
+            self._send_in_background()
+
     def _send_in_background(self) -> None:
-        """Send complete steps in the background; raises the error of the last such sending."""
-        while self._busy and self._is_outbox_full():
-            self._progress.wait()
-        self._raise_failure()
+        """Have complete steps sent, and weights fetched if they are due, unless that is under way."""
+        if self._job is not None:
+            return
+        fetches = self._next_update is not None and time.monotonic() >= self._next_update
+        if fetches:
+            self._next_update = self._next_due()
+        self._job = self._executor.submit(self._exchange, self._outbox[:], self._lost_ids[:], fetches=fetches)
+
+    def _settle(self, wait: bool = False) -> None:
+        """Apply what the background thread has brought, or raise its error; with `wait`, wait for it."""
+        if self._job is not None and (wait or self._job.done()):
+            job, self._job = self._job, None
+            with suppress(SessionLostError):
+                self._apply(job.result())
+
+    def _send(self, wait: bool = False) -> None:
+        """Send all complete steps and raise the first refusal; with `wait`, also wait for the next weights."""
+        self._settle(wait=True)
         self._collect()
-        if not self._busy:
-            self._busy = True
-            self._executor.submit(self._run_in_background)
-
-    def _is_outbox_full(self) -> bool:
-        """Return whether so much waits in the outbox that calls must wait."""
-        return (
-            len(self._outbox) > _MAX_WAITING * max(1, len(self._open))
-            or sum(len(memoryview(raw)) for _, raw, _, _ in self._outbox) > _MAX_WAITING_BYTES
-        )
-
-    def _run_in_background(self) -> None:
-        """Send and fetch until no work is left; runs in the background thread."""
-        try:
-            while self._has_work():
-                if self._wants_weights:
-                    self._wants_weights = False
-                    self._fetch_newest()
-                else:
-                    self._deliver()
-        except BaseException as error:
-            with self.lock:
-                self._failure, self._busy, self._wants_weights = error, False, False
-                self._progress.notify_all()
-
-    def _has_work(self) -> bool:
-        with self.lock:
-            self._busy = bool(self._outbox or self._lost_ids or self._wants_weights)
-            self._progress.notify_all()
-            return self._busy
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        while self._outbox or self._lost_ids:
+            with suppress(SessionLostError):
+                self._apply(self._exchange(self._outbox[:], self._lost_ids[:], wait=wait))
+            self._follow_session()
         if self._unreported:
             raise self._unreported.pop()
 
-    def _fetch_newest(self) -> None:
+    def _collect(self) -> None:
+        self._follow_session()
+        for episode in list(self._open.values()):
+            self._try(self.set_aside, episode)
+
+    def _exchange(
+        self, chunks: list[Chunk], lost: list[str], *, wait: bool = False, fetches: bool = False
+    ) -> Exchange:
+        """Send chunks; with `wait`, wait for the next weights, with `fetches`, fetch the newest."""
+        exchange, messages = Exchange(chunks, lost), _messages(chunks)
+        until = time.monotonic() + self._server.timeout
+        if fetches:
+            self._fetch_newest(exchange)
+        while messages:
+            part = messages.pop(0)
+            try:
+                self._send_message(part, exchange, wait and not messages)
+            except SessionLostError:
+                raise
+            except (EpisodeError, RefusedError) as error:
+                if len(part) > 1:
+                    # The server refuses a message as a whole; send each chunk alone to find the refused one.
+                    messages[:0] = [[chunk] for chunk in part]
+                elif getattr(error, "code", None) != ErrorCode.TOO_MANY:
+                    exchange.refused.append((part[0], error))
+                elif time.monotonic() < until:
+                    time.sleep(_PAUSE_S)
+                    messages.insert(0, part)
+                else:
+                    raise
+        if lost:
+            self._server.ask(Episodes(episodes=[], env_steps=0, lost=lost))
+        return exchange
+
+    def _send_message(self, chunks: Sequence[Chunk], exchange: Exchange, wait: bool) -> None:
+        about: dict[str, Any] = {
+            "episodes": [chunk.raw for chunk in chunks],
+            "env_steps": sum(chunk.env_steps for chunk in chunks),
+            "weights_seq_no": chunks[0].number,
+        }
+        if wait:
+            _unpack(
+                self._server.ask(self._request(EpisodesAndGetState, **about)), exchange, self._server.session
+            )
+        else:
+            self._server.ask(Episodes(**about))
+
+    def _fetch_newest(self, exchange: Exchange) -> None:
         """Fetch the newest weights, again if the server has discarded the session meanwhile."""
         session: str | None = ""
         while self._policies and self._server.session != session:
             session = self._server.session
-            with self.lock:
-                request = self._request(GetState)
-            state: SetState = self._server.ask(request, in_new_session=True)
+            state = self._server.ask(self._request(GetState), in_new_session=True)
             if self._server.session == session:
-                self._take(state)
+                _unpack(state, exchange, session)
 
-    def _refresh(self) -> None:
-        if self._next_update is not None and time.monotonic() >= self._next_update:
-            self._next_update = self._next_due()
-            if not self._server.config.force_on_policy:
-                self._wants_weights = True
-                if not self._busy:
-                    self._send_in_background()
-
-    def _next_due(self) -> float | None:
-        return None if self._interval is None else time.monotonic() + self._interval
+    def _apply(self, exchange: Exchange) -> None:
+        """Note what the server has, and use new weights."""
+        self._follow_session()
+        done = set(map(id, exchange.chunks))
+        self._outbox = [chunk for chunk in self._outbox if id(chunk) not in done]
+        self._lost_ids = [name for name in self._lost_ids if name not in exchange.lost]
+        for chunk, error in exchange.refused:
+            self._give_up(chunk.episode, error)
+        for chunk in exchange.chunks:
+            chunk.episode.known |= not chunk.episode.refused
+        if exchange.state is not None:
+            self._take(exchange.state, exchange.updates, exchange.session)
 
     def _map_agents(self, episode: LocalEpisode, agents: Sequence[str]) -> dict[str, str]:
         name, trained = episode.episode_id, episode.trained
@@ -402,111 +444,27 @@ class LocalActor:
             # Other policies keep their older weights until the next update.
             self.weights_seq_no, self._weights_session = state.weights_seq_no, self._server.session
 
-    def _send(self, wait: bool = False) -> None:
-        """Send all complete steps and raise the first refusal; with `wait`, also wait for the next weights."""
-        while self._busy:
-            self._progress.wait()
-        if _is_full(self._failure):
-            # The server was full; the outbox is sent now.
-            self._failure = None
-        self._raise_failure()
-        self._collect()
-        state = self._deliver(wait, time.monotonic() + self._server.timeout)
-        if state is not None:
-            self._take(state)
-        self._raise_failure()
-
-    def _collect(self) -> None:
-        self._follow_session()
-        for episode in list(self._open.values()):
-            self._try(self.set_aside, episode)
-        self._bytes = 0
-
-    def _deliver(self, wait: bool = False, until: float = 0.0) -> SetState | None:
-        """Send the outbox; return the next weights with `wait`.
-
-        Raises RefusedError, and keeps everything, if the server has no room until the time `until`.
-        """
-        state, alone = None, False
-        # In the background, fetching weights comes before sending more.
-        while self._outbox and (until or not self._wants_weights):
-            with self.lock:
-                count = 1 if alone else self._next_message()
-                entries, last = self._outbox[:count], wait and count == len(self._outbox)
-            try:
-                state = self._send_message(entries, last)
-            except SessionLostError:
-                with self.lock:
-                    self._follow_session()
-            except (EpisodeError, RefusedError) as error:
-                if count == 1 and _is_full(error):
-                    if time.monotonic() >= until:
-                        raise
-                    time.sleep(_PAUSE_S)
-                    continue
-                # The server refuses a message as a whole; send each chunk alone to find the refused one.
-                alone = True
-                if count == 1:
-                    episode, raw = entries[0][:2]
-                    with self.lock:
-                        self._give_up(episode, _too_large(error, len(memoryview(raw))))
-            else:
-                with self.lock:
-                    sent = set(map(id, entries))
-                    self._outbox = [entry for entry in self._outbox if id(entry) not in sent]
-        if lost := list(self._lost_ids):
-            self._server.ask(Episodes(episodes=[], env_steps=0, lost=lost))
-            with self.lock:
-                self._lost_ids = [name for name in self._lost_ids if name not in lost]
-        return state
-
     def _give_up(self, episode: LocalEpisode, error: MenvError) -> None:
+        if episode.refused:
+            return
         episode.refused = f"a part of it was refused ({error})"
         self._open.pop(episode.episode_id, None)
-        self._outbox = [entry for entry in self._outbox if entry[0] is not episode]
+        self._outbox = [chunk for chunk in self._outbox if chunk.episode is not episode]
         if episode.known:
             self._lost_ids.append(episode.episode_id)
         if episode.over:
             # An open episode raises in its next call.
             self._unreported.append(episode.lost_error())
 
-    def _next_message(self) -> int:
-        size = count = 0
-        for _, raw, _, number in self._outbox:
-            size += len(memoryview(raw))
-            if count and (size > _MAX_MESSAGE_BYTES or number != self._outbox[0][3]):
-                break
-            count += 1
-        return count
-
-    def _send_message(
-        self, entries: Sequence[tuple[LocalEpisode, Raw, int, int | None]], wait: bool
-    ) -> SetState | None:
-        """Send one message; with `wait`, return the next weights."""
-        state: SetState | None = None
-        about: dict[str, Any] = {
-            "episodes": [raw for _, raw, _, _ in entries],
-            "env_steps": sum(steps for _, _, steps, _ in entries),
-            "weights_seq_no": entries[0][3],
-        }
-        if wait:
-            state = self._server.ask(self._request(EpisodesAndGetState, **about))
-            self._next_update = self._next_due()
-        else:
-            self._server.ask(Episodes(**about))
-        for episode, *_ in entries:
-            episode.known = True
-        return state
-
     def _follow_session(self) -> None:
         """Give up the episodes of a session that the server has discarded."""
         if self._server.session == self._session:
             return
         self._session, self._lost_ids = self._server.session, []
-        for episode in (*self._open.values(), *(entry[0] for entry in self._outbox)):
+        for episode in (*self._open.values(), *(chunk.episode for chunk in self._outbox)):
             episode.lost = episode.known
         self._open = {name: episode for name, episode in self._open.items() if not episode.lost}
-        self._outbox = [entry for entry in self._outbox if not entry[0].lost]
+        self._outbox = [chunk for chunk in self._outbox if not chunk.episode.lost]
 
     def _request(self, kind: type[Any], **more: Any) -> Any:
         """Return a request for the weights of all local policies.
@@ -514,39 +472,44 @@ class LocalActor:
         A new session may belong to another server, where the numbers of the current weights mean nothing.
         """
         in_new_session = self._server.session != self._weights_session
-        forms = {policy.wants for policy in self._policies.values()}
-        form = "bundle" if in_new_session or "bundle" in forms else "weights"
-        have = _OLDER_THAN_ALL if in_new_session and self._policies else self.weights_seq_no
-        return kind(policy_ids=sorted(self._policies), form=form, have=have, **more)
+        policies = dict(self._policies)
+        plain = all(policy.policy.plain for policy in policies.values())
+        form = "weights" if plain and not in_new_session else "bundle"
+        have = _OLDER_THAN_ALL if in_new_session and policies else self.weights_seq_no
+        return kind(policy_ids=sorted(policies), form=form, have=have, **more)
 
-    def _take(self, state: SetState) -> None:
-        """Apply an answer with weights; it is decoded before the lock is acquired."""
-        weights, bundles = state.weights or {}, state.bundles or {}
-        updates = {name: unpacked(weights.get(name), bundles.get(name)) for name in {**weights, **bundles}}
-        with self.lock:
-            for episode in list(self._open.values()) if updates else ():
-                self._try(lambda one: one.evaluate(), episode)
-            for name in updates.keys() & self._policies.keys():
-                if not self._policies[name].take(updates[name], state.weights_seq_no):
-                    # Running episodes keep the previous policy.
-                    self._policies[name] = LocalPolicy(bundles[name], state.weights_seq_no)
-            self.weights_seq_no = state.weights_seq_no
-            self._weights_session = self._server.session
-            self._asks_policies = self._asks_policies or bool(state.ask_policies)
+    def _take(self, state: SetState, updates: Mapping[str, PolicyUpdate], session: str | None) -> None:
+        """Use new weights."""
+        for episode in list(self._open.values()) if updates else ():
+            self._try(lambda one: one.evaluate(), episode)
+        for name in updates.keys() & self._policies.keys():
+            if not self._policies[name].take(updates[name], state.weights_seq_no):
+                # Running episodes keep the previous policy.
+                self._policies[name] = LocalPolicy((state.bundles or {})[name], state.weights_seq_no)
+        self.weights_seq_no, self._weights_session = state.weights_seq_no, session
+        self._asks_policies = self._asks_policies or bool(state.ask_policies)
 
 
-def _is_full(error: BaseException | None) -> bool:
-    return getattr(error, "code", None) == ErrorCode.TOO_MANY
+def _messages(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+    """Divide chunks into messages that are not too long, each with actions of the same weights."""
+    messages: list[list[Chunk]] = []
+    size = 0
+    for chunk in chunks:
+        size += chunk.size
+        if not messages or size > _MAX_MESSAGE_BYTES or chunk.number != messages[-1][0].number:
+            messages.append([])
+            size = chunk.size
+        messages[-1].append(chunk)
+    return messages
 
 
-def _too_large(error: MenvError, size: int) -> MenvError:
-    if getattr(error, "code", None) != ErrorCode.TOO_LARGE:
-        return error
-    return RefusedError(
-        f"{error}; {size} bytes, with two observations of each agent that acted, are not divided: raise "
-        f"Limits.max_body on the server to {size + _MAX_OVERHEAD_BYTES}, or use inference_mode='remote'",
-        ErrorCode.TOO_LARGE,
-    )
+def _unpack(state: SetState, exchange: Exchange, session: str | None) -> None:
+    """Unpack an answer with weights, which takes longer than a step."""
+    weights, bundles = state.weights or {}, state.bundles or {}
+    exchange.state, exchange.session = state, session
+    exchange.updates = {
+        name: unpacked(weights.get(name), bundles.get(name)) for name in {**weights, **bundles}
+    }
 
 
 def _require(asked: str, wanted: Sequence[str], found: Mapping[str, Any]) -> None:

@@ -6,8 +6,8 @@ for each agent; a single-agent episode has one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -20,7 +20,7 @@ from menv.inference.network_policy import ComputedAction
 from menv.serving.client.client_session import to_wire
 from menv.serving.client.local_actor import ClientGenerator, LocalPolicy
 from menv.serving.client.policy_client import check_agent
-from menv.serving.protocol import WireFormat, to_raw
+from menv.serving.protocol import to_raw
 from menv.spaces import OutsideSpaceError, stack
 
 if TYPE_CHECKING:
@@ -33,18 +33,34 @@ if TYPE_CHECKING:
 _LEAVES = (gym.spaces.Box, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
+@dataclass(slots=True)
+class _Step:
+    """An observation and its env step, and what followed it: arrays of one row, None until it is known."""
+
+    obs: Any
+    env_t: int
+    action: Column | None = None
+    row: Column | None = None
+    mask: Column | None = None
+    state: Column | None = None
+    weights_number: int = 0
+    reward: float | None = None
+    inputs: Column | None = None
+    logp: Column | None = None
+
+
+def _stacked(steps: list[_Step], name: str) -> Column | None:
+    """Return a column of N steps, None if they have none."""
+    rows = [getattr(step, name) for step in steps]
+    return None if not rows or rows[0] is None else np.concatenate(rows)
+
+
 class LocalTrajectory:
     """The steps of one agent that are not sent yet: n complete ones, and perhaps one without its reward.
 
     `state` is the recurrent state before the next step, and `reward` the sum of rewards since the last action. `t` is
-    the index of the first step in this buffer. Columns are lists until a chunk is built.
+    the index of the first step in this buffer.
     """
-
-    __slots__ = (
-        "_actions", "_env_ts", "_evaluated", "_inputs", "_logp", "_masks", "_obs", "_obs_bytes", "_rewards", "_rows",
-        "_states", "_weights_numbers", "_where", "generator", "policy", "reward", "state", "t",
-        "terminated", "truncated",
-    )  # fmt: skip
 
     def __init__(self, policy: LocalPolicy, generator: ClientGenerator, t: int, where: str) -> None:
         self.policy, self.generator, self.t, self._where = policy, generator, t, where
@@ -52,161 +68,108 @@ class LocalTrajectory:
         self.state = np.zeros((1, size), np.float32) if size else None
         self.reward = 0.0
         self.terminated = self.truncated = False
-        self._obs: list[Any] = []
-        self._obs_bytes = 0
-        # The env step of each observation.
-        self._env_ts: list[int] = []
-        self._rewards: list[float] = []
-        self._actions: list[Column] = []
-        self._rows: list[Column] = []
-        self._masks: list[Column] = []
-        self._states: list[Column] = []
-        self._weights_numbers: list[int] = []
-        self._evaluated = 0
-        self._inputs: list[Column] = []
-        self._logp: list[Column] = []
+        self._steps: list[_Step] = []
 
     @property
     def begun(self) -> bool:
         """Whether the agent has acted, in the buffer or before."""
-        return bool(self._actions or self.t)
-
-    @property
-    def next_bytes(self) -> int:
-        """Estimated message size of the step that the next observation completes, 0 if there is none."""
-        return self.policy.step_bytes + self._obs_bytes if len(self._actions) > len(self._rewards) else 0
-
-    @property
-    def first_env_t(self) -> float:
-        """The env step of the first step in the buffer, infinity if there is none."""
-        return self._env_ts[0] if self._env_ts else math.inf
+        return bool(self.t or (self._steps and self._steps[0].action is not None))
 
     @property
     def over(self) -> bool:
         """Whether the trajectory has ended."""
         return self.terminated or self.truncated
 
-    def observe(self, obs: Any, env_t: int = 0) -> int:
-        """Add a copy of an observation; return the estimated message size of the step that it completes, else 0.
+    def observe(self, obs: Any, env_t: int = 0) -> bool:
+        """Add a copy of an observation; return whether it completes a step.
 
         It replaces an observation without an action: the call that brought that one failed and is repeated.
         """
-        completes, size = self._complete_step(), self.policy.obs_bytes
-        del self._obs[len(self._actions) :], self._env_ts[len(self._actions) :]
-        self._env_ts.append(env_t)
+        completes = self._complete_step()
+        if self._steps and self._steps[-1].action is None:
+            self._steps.pop()
         if type(obs) is np.ndarray:
-            self._obs.append(obs.copy())
+            obs = obs.copy()
         elif isinstance(self.policy.policy.observation_space, (gym.spaces.Dict, gym.spaces.Tuple)):
             # The encoded copy is safe from later changes by the application.
-            raw = to_wire(obs, self._where)
-            self._obs.append(raw)
-            size = len(memoryview(raw))
-        else:
-            self._obs.append(obs)
-        self._obs_bytes = size
-        return self.policy.step_bytes + size if completes else 0
+            obs = to_wire(obs, self._where)
+        self._steps.append(_Step(obs, env_t))
+        return completes
 
     def _complete_step(self) -> bool:
         """Complete the last step with its reward; return whether there was one."""
-        if len(self._actions) == len(self._rewards):
+        if not self._steps or self._steps[-1].action is None:
             return False
-        self._rewards.append(self.reward)
-        self.reward = 0.0
+        self._steps[-1].reward, self.reward = self.reward, 0.0
         return True
 
     def add_action(self, decided: ComputedAction, row: int) -> None:
         """Add one row of the policy's answer, the action for the last observation."""
-        part = slice(row, row + 1)
-        self._actions.append(decided.actions[part])
-        self._rows.append(decided.rows[part])
-        self._weights_numbers.append(self.policy.number)
+        part, step = slice(row, row + 1), self._steps[-1]
+        step.action, step.row = decided.actions[part], decided.rows[part]
+        step.weights_number = self.policy.number
         if decided.mask is not None:
-            self._masks.append(decided.mask[part])
+            step.mask = decided.mask[part]
         if self.state is not None:
-            self._states.append(self.state)
-            self.state = decided.state[part]
+            step.state, self.state = self.state, decided.state[part]
 
-    def end(self, obs: Any, terminated: bool, env_t: int = 0) -> int:
+    def end(self, obs: Any, terminated: bool, env_t: int = 0) -> bool:
         """End the trajectory and return what `observe` does; `obs=None` repeats the last observation."""
-        size = self.next_bytes
+        completes = False
         if obs is not None:
-            size = self.observe(obs, env_t)
-        elif len(self._actions) > len(self._rewards):
-            self._obs.append(self._obs[-1])
-            self._env_ts.append(env_t)
-            self._complete_step()
+            completes = self.observe(obs, env_t)
+        elif self._complete_step():
+            self._steps.append(_Step(self._steps[-1].obs, env_t))
+            completes = True
         self.terminated, self.truncated = terminated, not terminated
-        return size
+        return completes
 
     def evaluate(self) -> None:
         """Compute log-probabilities of the new actions, before the policy's weights change."""
-        first, last = self._evaluated, len(self._actions)
-        if first == last:
+        new = [step for step in self._steps if step.action is not None and step.logp is None]
+        rows, actions = _stacked(new, "row"), _stacked(new, "action")
+        if rows is None or actions is None:
             return
-        masks = np.concatenate(self._masks[first:]) if self._masks else None
-        states = np.concatenate(self._states[first:]) if self._states else None
-        rows, actions = np.concatenate(self._rows[first:]), np.concatenate(self._actions[first:])
-        inputs, logp = self.policy.evaluate(rows, masks, actions, states, self._where)
-        self._logp.append(logp)
-        if inputs is not None:
-            self._inputs.append(inputs)
-        self._evaluated = last
+        inputs, logp = self.policy.evaluate(
+            rows, _stacked(new, "mask"), actions, _stacked(new, "state"), self._where
+        )
+        for place, step in enumerate(new):
+            step.logp = logp[place : place + 1]
+            step.inputs = None if inputs is None else inputs[place : place + 1]
 
     def take_chunk(self, with_env_t: bool = False) -> dict[str, Any] | None:
         """Remove the complete steps and return them as a chunk, None if there is nothing to send.
 
         With `with_env_t`, the chunk holds env steps, since agents may act at different ones.
         """
-        steps = len(self._rewards)
-        if not steps and not (self.over and self.t):
+        done = [step for step in self._steps if step.reward is not None]
+        count = len(done)
+        if not done and not (self.over and self.t):
             return None
         self.evaluate()
+        shown = self._steps[: count + 1]
         chunk: dict[str, Any] = {
-            "obs": self._column(self._obs[: steps + 1]),
-            "rewards": np.array(self._rewards, np.float64),
+            "obs": self._column([step.obs for step in shown]),
+            "actions": [],
+            "rewards": np.array([step.reward for step in done], np.float64),
             "t": self.t,
             "is_terminated": self.terminated,
             "is_truncated": self.truncated,
         }
         if with_env_t:
-            chunk["env_t"] = np.array(self._env_ts[: steps + 1], np.int32)
-        if steps:
-            chunk |= self._action_columns(steps)
-        else:
-            chunk["actions"] = []
-        self._forget(steps)
+            chunk["env_t"] = np.array([step.env_t for step in shown], np.int32)
+        if done:
+            chunk["actions"] = self.policy.policy.networks.output.unclipped(
+                np.concatenate([step.action for step in done if step.action is not None])
+            )
+            chunk["weights_seq_no"] = min(step.weights_number for step in done)
+            columns = (("action_logp", "logp"), ("action_dist_inputs", "inputs"), ("state_in", "state"))
+            for name, field in columns:
+                if (column := _stacked(done, field)) is not None:
+                    chunk[name] = column
+        del self._steps[:count]
+        self.t += count
         return chunk
-
-    def _action_columns(self, steps: int) -> dict[str, Any]:
-        logp = np.concatenate(self._logp)
-        found = {
-            "actions": self.policy.policy.networks.output.unclipped(np.concatenate(self._actions[:steps])),
-            "action_logp": logp[:steps],
-            "weights_seq_no": min(self._weights_numbers[:steps]),
-        }
-        self._logp = [logp[steps:]]
-        if self._inputs:
-            inputs = np.concatenate(self._inputs)
-            found["action_dist_inputs"] = inputs[:steps]
-            self._inputs = [inputs[steps:]]
-        if self._states:
-            found["state_in"] = np.concatenate(self._states[:steps])
-        return found
-
-    def _forget(self, steps: int) -> None:
-        for column in (
-            self._obs,
-            self._env_ts,
-            self._actions,
-            self._rows,
-            self._masks,
-            self._states,
-            self._weights_numbers,
-        ):
-            del column[:steps]
-        self._rewards.clear()
-        self._evaluated -= steps
-        self.t += steps
 
     def _column(self, obs: list[Any]) -> Any:
         space = self.policy.policy.observation_space
@@ -253,10 +216,8 @@ class LocalEpisode:
         # Whether the environment ended the episode, None while it is open.
         self._terminated: bool | None = None
         self._has_sent = False
-        # Env steps begun, and env steps reported to the server.
-        self._begun_steps = self._reported = 0
-        # Env steps that are counted already and that other agents may still have steps of.
-        self._counted: set[int] = set()
+        # Env steps that were begun, whose results are known, and that the server knows.
+        self._begun_steps = self._known_steps = self._reported = 0
 
     @property
     def begun(self) -> bool:
@@ -284,37 +245,16 @@ class LocalEpisode:
 
     def act(self, observation: Any) -> Any:
         self._check()
-        if self._multi:
-            return self._act_multi_agent(observation)
-        trajectory = self._trajectories.get(SINGLE_AGENT)
-        if trajectory is None:
-            self._add_trajectories({SINGLE_AGENT: observation})
-            trajectory = self._trajectories[SINGLE_AGENT]
-        actor = self._actor
-        with actor.lock:
-            if type(observation) is not np.ndarray:
-                observation = trajectory.policy.as_element(observation)
-            if self.trained and (size := trajectory.observe(observation)):
-                actor.stepped(size)
-            decided = trajectory.policy.act(
-                [observation],
-                actor.noise(trajectory.generator),
-                trajectory.state,
-                self._where,
-            )
-            self._record(trajectory, decided, 0)
-        return decided.answers[0]
+        if not self._multi:
+            return self._act({SINGLE_AGENT: observation})[SINGLE_AGENT]
+        for agent in keyed_by_agent(self._where, "observation", observation):
+            if agent not in self._policies:
+                check_agent(self._where, agent)
+        return self._act(observation)
 
     def add_returns(self, reward: Any, info: Any, done: Mapping[str, bool] | None) -> None:
         """Add rewards and done flags."""
-        if not self._multi:
-            trajectory = self._trajectories.get(SINGLE_AGENT)
-            if trajectory is not None:
-                trajectory.reward += reward
-            else:
-                self._early_rewards[SINGLE_AGENT] = self._early_rewards.get(SINGLE_AGENT, 0.0) + reward
-            return
-        for agent, amount in reward.items():
+        for agent, amount in (reward if self._multi else {SINGLE_AGENT: reward}).items():
             trajectory = self._trajectories.get(agent)
             if trajectory is not None and not trajectory.over:
                 trajectory.reward += amount
@@ -345,9 +285,7 @@ class LocalEpisode:
             )
         actor = self._actor
         with actor.lock:
-            self._make_room(self._trajectories)
-            self._check()
-            self._terminated = not truncated
+            self._terminated, self._known_steps = not truncated, self._begun_steps
             for agent, trajectory in self._trajectories.items():
                 if not trajectory.over:
                     obs = last.get(agent)
@@ -370,7 +308,7 @@ class LocalEpisode:
         if not chunks and not (over and self._has_sent):
             return None
         self._has_sent = True
-        steps = self._env_steps(chunks, over)
+        steps = self._env_steps(chunks)
         flags = {"is_terminated": self._terminated is True, "is_truncated": self._terminated is False}
         body: dict[str, Any] = {"id": self.episode_id, **flags}
         body |= {"agents": chunks} if self._multi else chunks[SINGLE_AGENT]
@@ -379,26 +317,15 @@ class LocalEpisode:
             body["unclaimed"] = self._unclaimed
         if self._multi:
             body["env_steps"] = steps
-        return to_raw(body, WireFormat.MSGPACK), steps
+        return to_raw(body), steps
 
-    def _env_steps(self, chunks: Mapping[str, Any], over: bool) -> int:
-        """Return how many env steps chunks add: fewer than the agents' steps where agents take turns."""
-        lengths = [len(chunk["rewards"]) for chunk in chunks.values()]
+    def _env_steps(self, chunks: Mapping[str, Any]) -> int:
+        """Return how many env steps chunks add: fewer than the agents' steps where several act at once."""
+        lengths = sum(len(chunk["rewards"]) for chunk in chunks.values())
         if not self._multi:
-            return sum(lengths)
-        # Count an env step with its first agent step: the last chunk may hold none.
-        dates = [
-            date for chunk in chunks.values() for date in chunk["env_t"][: len(chunk["rewards"])].tolist()
-        ]
-        counted = self._counted.union(dates)
-        fresh = len(counted) - len(self._counted)
-        oldest = min(
-            (trajectory.first_env_t for trajectory in self._trajectories.values()), default=self._begun_steps
-        )
-        self._counted = {date for date in counted if date >= oldest}
-        # The results of the last actions are unknown before the end.
-        known = min(self._begun_steps - (not over) - self._reported, sum(lengths))
-        steps = max(0, min(max(fresh, known), self._begun_steps - self._reported))
+            return lengths
+        # The server counts no more than there are agent steps; the rest comes with the steps that are not complete.
+        steps = min(self._known_steps - self._reported, lengths)
         self._reported += steps
         return steps
 
@@ -420,25 +347,22 @@ class LocalEpisode:
         if self.lost or self.refused:
             raise self.lost_error()
 
-    def _act_multi_agent(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+    def _act(self, observations: Mapping[str, Any]) -> dict[str, Any]:
         actor = self._actor
-        for agent in keyed_by_agent(self._where, "observation", observations):
-            if agent not in self._policies:
-                check_agent(self._where, agent)
         with actor.lock:
-            self._make_room([*self._done, *observations])
-            waiting, size = self._end_done_agents(observations)
+            self._known_steps = self._begun_steps
+            waiting, completes = self._end_done_agents(observations)
             self._add_trajectories(waiting)
             waiting = {
                 agent: self._trajectories[agent].policy.as_element(obs) for agent, obs in waiting.items()
             }
             if self.trained:
-                size += sum(
+                observed = [
                     self._trajectories[agent].observe(obs, self._begun_steps)
                     for agent, obs in waiting.items()
-                )
-                if size:
-                    actor.stepped(size)
+                ]
+                if completes or any(observed):
+                    actor.stepped()
             groups: dict[int, tuple[LocalPolicy, list[str]]] = {}
             for agent in waiting:
                 policy = self._trajectories[agent].policy
@@ -479,31 +403,25 @@ class LocalEpisode:
         if trajectory.state is not None:
             trajectory.state = decided.state[row : row + 1]
 
-    def _make_room(self, agents: Iterable[str]) -> None:
-        """Set complete steps aside if one message cannot also hold the steps that `agents` complete next."""
-        if self.trained:
-            trajectories = [self._trajectories[agent] for agent in set(agents) if agent in self._trajectories]
-            self._actor.make_room(self, sum(trajectory.next_bytes for trajectory in trajectories))
-
-    def _end_done_agents(self, observations: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """End the trajectories of agents that are done; return the other observations and the completed bytes.
+    def _end_done_agents(self, observations: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """End the trajectories of agents that are done; return the other observations, and whether steps are complete.
 
         `_done` stays until every other agent has an action, since a failed call is repeated.
         """
-        size = 0
+        completes = False
         for agent in self._done:
             obs, trajectory = observations.get(agent), self._trajectories.get(agent)
             if trajectory is None:
                 self._ended_lengths.setdefault(agent, 0)
             elif not trajectory.over:
-                size += trajectory.end(
+                completes |= trajectory.end(
                     None if obs is None else trajectory.policy.as_element(obs), True, self._begun_steps
                 )
         waiting = {agent: obs for agent, obs in observations.items() if agent not in self._done}
         if any(agent in self._trajectories and self._trajectories[agent].over for agent in waiting):
             # A message holds one agent episode of each agent.
             self._actor.set_aside(self)
-        return waiting, size
+        return waiting, completes
 
     def _move_to_unclaimed(self, agents: Iterable[str]) -> None:
         for agent in list(agents):

@@ -17,17 +17,16 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from menv import external_env
-from menv.adapters.episode_channel import finite_reward
 from menv.base_env import SINGLE_AGENT
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError, ServerGoneError
-from menv.external_env import check_told_info, done_flags, truncation
-from menv.serving.client.client_connection import check_token, read_address
+from menv.external_env import check_told_info, done_flags, finite_reward, truncation
 from menv.serving.client.client_session import (
     ClientSession,
-    NotNowError,
     Space,
     action_spaces,
+    check_token,
     element_of,
+    read_address,
     to_wire,
 )
 from menv.serving.protocol import EndEpisode, ErrorCode, GetAction, LogAction, LogReturns, StartEpisode
@@ -45,7 +44,7 @@ _NOT_UTF_8 = re.compile("[\ud800-\udfff]")
 
 
 def check_settings(
-    inference_mode: object, update_interval: Any, session: object, timeout: Any, client: object, seed: object
+    inference_mode: object, update_interval: Any, timeout: Any, client: object, seed: object
 ) -> None:
     """Refuse arguments of `PolicyClient` that no client can have."""
     # Comparisons are written so that NaN fails.
@@ -54,8 +53,6 @@ def check_settings(
          "choose one"),
         (update_interval is None or (isinstance(update_interval, _NUMBER) and update_interval >= 0),
          f"update_interval={update_interval!r:.40}", "seconds from 0 or None", "leave it out for 10"),
-        (session is None or is_id(session), f"session is {session!a:.60}",
-         "None or the `session` of another client", "leave it out"),
         (isinstance(timeout, _NUMBER) and 0 < timeout <= _LONGEST, f"timeout={timeout!r:.40}",
          f"seconds above 0, at most {_LONGEST:g}", "leave it out for 60"),
         (client is None or (isinstance(client, str) and not _NOT_UTF_8.search(client)), f"client is {client!a:.60}",
@@ -69,7 +66,7 @@ def check_settings(
 
 
 def is_id(value: object) -> bool:
-    """Return whether a value can name an episode, an agent or a session in messages."""
+    """Return whether a value can name an episode or an agent in messages."""
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_ID and not _NOT_UTF_8.search(value)
 
 
@@ -95,19 +92,10 @@ def check_agent(where: str, agent: object) -> None:
         )
 
 
-_VALUE_CODES = (ErrorCode.UNKNOWN_ID, ErrorCode.WRONG_TYPE, ErrorCode.OUT_OF_RANGE)
-"""Refusals that the same rewards, infos or done flags may cause again."""
-
-
-class DroppedError(RefusedError):
-    """The server refused rewards, infos or done flags; the client drops them and the episode continues."""
-
-
 class RemoteEpisode:
     """An open episode whose actions the server chooses, one request at a time.
 
-    Messages are numbered, so the server processes a repeated one once. `seq` is the number of the last processed
-    message of a resumed episode; None starts the episode.
+    Messages are numbered, so the server processes a repeated one once.
     """
 
     def __init__(
@@ -116,23 +104,19 @@ class RemoteEpisode:
         multi_agent: bool,
         action_space: Callable[[str], Space | None],
         episode_id: str,
-        seq: int | None = None,
         trained: bool = True,
     ) -> None:
         self.episode_id = episode_id
         self._session = session
         self._multi_agent, self._action_space = multi_agent, action_space
-        self._seq = seq or 0
+        self._seq = 0
         self._rewards: dict[str, float] = {}
         self._info: dict[str, Any] = {}
         self._done: dict[str, bool] = {}
         # A sent message without an answer, and the values that it carried.
-        self._unconfirmed: tuple[type[Any], dict[str, Any]] | None = None
+        self._unconfirmed: Any = None
         self._attached: tuple[dict[str, float], dict[str, Any], dict[str, bool]] = ({}, {}, {})
-        if seq is None:
-            session.ask(
-                StartEpisode(episode_id=episode_id, training_enabled=trained, seq=0), in_new_session=True
-            )
+        session.ask(StartEpisode(episode_id=episode_id, training_enabled=trained, seq=0), in_new_session=True)
 
     def act(self, observation: Any) -> Any:
         answer = self._ask(GetAction, observation=to_wire(observation, "get_action"))
@@ -182,11 +166,21 @@ class RemoteEpisode:
     def _ask(self, kind: type[Any], **fields: Any) -> Any:
         """Send the next message with everything pending; return its answer.
 
-        A message that found no server is repeated first: the server may have processed it.
+        A message without an answer is repeated first: the server may have processed it.
         """
-        if (answer := self._repeat_unconfirmed(kind, fields)) is not None:
-            return answer
-        return self._send(kind, {**fields, **self._attach()})
+        if (before := self._unconfirmed) is not None:
+            is_same = type(before) is kind and all(
+                getattr(before, name) == value for name, value in fields.items()
+            )
+            try:
+                answer = self._send(before)
+            except RefusedError:
+                if is_same:
+                    raise
+            else:
+                if is_same:
+                    return answer
+        return self._send(kind(episode_id=self.episode_id, seq=self._seq + 1, **fields, **self._attach()))
 
     def _attach(self) -> dict[str, Any]:
         """Return everything pending as fields of the next message."""
@@ -201,95 +195,40 @@ class RemoteEpisode:
         self._rewards, self._info, self._done = {}, {}, {}
         return fields
 
-    def _repeat_unconfirmed(self, kind: type[Any], fields: Mapping[str, Any]) -> Any:
-        """Repeat an unconfirmed message; return its answer if it equals the new one, otherwise None."""
-        if self._unconfirmed is None:
-            return None
-        before, sent = self._unconfirmed
-        is_same = before is kind and all(sent[name] == value for name, value in fields.items())
+    def _send(self, message: Any) -> Any:
+        self._unconfirmed = message
         try:
-            answer = self._send(before, sent)
-        except RefusedError as error:
-            if is_same or isinstance(error, DroppedError):
-                raise
-            return None
-        return answer if is_same else None
-
-    def _send(self, kind: type[Any], fields: dict[str, Any]) -> Any:
-        try:
-            return self._exchange(kind, fields)
-        except RefusedError as error:
-            if error.code in _VALUE_CODES:
-                self._send_by_agent(error)
-            raise
-
-    def _exchange(self, kind: type[Any], fields: dict[str, Any]) -> Any:
-        seq = self._seq + 1
-        self._unconfirmed = kind, fields
-        try:
-            answer = self._session.ask(kind(episode_id=self.episode_id, seq=seq, **fields))
+            answer = self._session.ask(message)
         except ServerGoneError:
             raise
         except MenvError as error:
             self._unconfirmed = None
-            # An info that is too large would be refused again.
-            self._restore_attached(getattr(error, "code", None) != ErrorCode.TOO_LARGE)
-            if isinstance(error, NotNowError):
-                self._update_seq(error)
+            self._restore_attached()
+            if isinstance(error, RefusedError):
+                self._drop_refused(error)
             raise
-        self._seq, self._unconfirmed = seq, None
+        self._seq, self._unconfirmed = message.seq, None
         return answer
 
-    def _update_seq(self, refusal: NotNowError) -> None:
-        """Fetch the episode's message number; raise NotNowError if another client has continued the episode."""
-        seq = self._seq
-        with contextlib.suppress(MenvError):
-            self._seq = self._session.last_seq(self.episode_id, seq)
-        if self._seq != seq:
-            raise NotNowError(
-                f"{refusal}; another client of this session has continued the episode, and this one has caught up: "
-                "call again"
-            ) from refusal
-
-    def _send_by_agent(self, refusal: RefusedError) -> None:
-        """Send the pending values of a refused message agent by agent, and drop those refused again."""
-        held = self._rewards, self._info, self._done
-        agents = sorted(set().union(*held)) if self._multi_agent else [None] * any(held)
-        dropped = []
-        for agent in agents:
-            parts = [_split(one, agent) for one in (self._rewards, self._info, self._done)]
-            rest = [others for _, others in parts]
-            self._rewards, self._info, self._done = (own for own, _ in parts)
-            fields = self._attach()
-            self._rewards, self._info, self._done = rest
-            try:
-                self._exchange(LogReturns, fields)
-            except RefusedError as error:
-                if error.code not in _VALUE_CODES:
-                    raise
-                self._rewards, self._info, self._done = rest
-                dropped.append(agent)
-        if dropped:
-            whose = f" of {dropped[:20]!a}" if self._multi_agent else ""
-            raise DroppedError(
-                f"{refusal}; rewards, infos and done flags{whose} since the last message are dropped, and the episode "
+    def _drop_refused(self, error: RefusedError) -> None:
+        """Drop pending values that would be refused again; raise an error that says so."""
+        what = str(error).partition(":")[0].partition("[")[0]
+        if what == "info" or error.code == ErrorCode.TOO_LARGE:
+            self._info = {}
+        elif what == "reward":
+            self._rewards, self._info, self._done = {}, {}, {}
+            raise RefusedError(
+                f"{error}; rewards, infos and done flags since the last message are dropped, and the episode "
                 "continues: call again",
-                refusal.code,
-            ) from refusal
+                error.code,
+            ) from error
 
-    def _restore_attached(self, with_info: bool) -> None:
+    def _restore_attached(self) -> None:
         """Make the values of a refused message pending again."""
         rewards, info, done = self._attached
         for agent, amount in self._rewards.items():
             rewards[agent] = rewards.get(agent, 0.0) + amount
-        self._rewards, self._done = rewards, done | self._done
-        self._info = info | self._info if with_info else self._info
-
-
-def _split(held: dict[str, Any], agent: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values of one agent, and the rest; None selects all agents."""
-    own = {name: one for name, one in held.items() if agent in (None, name)}
-    return own, {name: one for name, one in held.items() if name not in own}
+        self._rewards, self._info, self._done = rewards, info | self._info, done | self._done
 
 
 _MAX_ENDED_IDS = 10_000
@@ -310,17 +249,16 @@ class PolicyClient:
     observations, actions, rewards and infos are dicts by agent id, and ids are texts.
 
     Args:
-        address: Such as "http://localhost:9900"; also https, tcp, tcps, ws and wss. Certificates are checked against
+        address: Such as "http://localhost:9900"; also https, tcp and tcps. Certificates are checked against
             the authorities of this machine, and those in the file that the variable SSL_CERT_FILE names.
         inference_mode: "local" or "remote".
         update_interval: With "local" inference, seconds after which the client fetches new weights; None or 0 fetches
             them only in `update_policy_weights`. A server with `force_on_policy` sends new weights for each chunk
             instead, and the call that completes a chunk waits for them. Otherwise a background thread fetches them:
             calls continue with the current weights, and the next call raises an error of that thread.
-        session: The `session` of an earlier client, to resume its remote episodes; None starts a new session.
         token: The token that the server requires.
-        timeout: Seconds without an answer, or without a server that has room, after which a call fails; plus one second
-            for every 1,000 bytes of an answer. Actions wait while the server learns.
+        timeout: Seconds without a byte of an answer, or without a server that has room, after which a call fails.
+            Actions wait while the server learns.
         client: A name for the server's reports.
         seed: Seed of the actions sampled with "local" inference; None chooses a random one.
 
@@ -335,23 +273,22 @@ class PolicyClient:
         address: str,
         inference_mode: Literal["local", "remote"] = "local",
         update_interval: float | None = 10.0,
-        session: str | None = None,
         *,
         token: str | None = None,
         timeout: float = 60.0,
         client: str | None = None,
         seed: int | None = None,
     ) -> None:
-        check_settings(inference_mode, update_interval, session, timeout, client, seed)
+        check_settings(inference_mode, update_interval, timeout, client, seed)
         self._address = read_address(address)
-        check_token(token, self._address)
+        check_token(token)
         self._token, self._name, self._timeout = token, client, timeout
         self._lock = threading.Lock()
         self._is_closed = False
         self._sessions: list[tuple[threading.Thread, ClientSession]] = []
         self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}
         self._per_thread = threading.local()
-        self._first = self._per_thread.session = self._new_session(session)
+        self._first = self._per_thread.session = self._new_session()
         try:
             self._action_space = action_spaces(self._first.config)
         except BaseException:
@@ -365,11 +302,6 @@ class PolicyClient:
 
             self._actor = local_actor.LocalActor(self._first, update_interval, seed)
             self._make_local_episode = local_episode.LocalEpisode
-        for name, where in (self._first.config.resume or {}).items() if session else ():
-            if isinstance(where, dict) and type(where.get("seq")) is int:
-                self._episodes[name] = RemoteEpisode(
-                    self._first, self._multi_agent, self._action_space, name, where["seq"]
-                )
 
     def __enter__(self) -> PolicyClient:
         return self
@@ -380,11 +312,6 @@ class PolicyClient:
             return
         # Show the original error, not the failure to send because of it.
         self._disconnect()
-
-    @property
-    def session(self) -> str | None:
-        """The id with which another client resumes the remote episodes of this thread."""
-        return self._thread_session().session
 
     @property
     def weights_seq_no(self) -> int | None:
@@ -502,16 +429,13 @@ class PolicyClient:
             truncated: Whether the episode was cut short and could have earned more.
 
         Raises:
-            EpisodeError: As for `get_action`; also if a part of another episode that has ended was refused. Where the
-                server still has to answer another client of the session, the episode stays open.
+            EpisodeError: As for `get_action`; also if a part of another episode that has ended was refused.
             ContractError: As for `get_action`; also if an observation was outside its bounds.
         """
         truncated = truncation(truncated)
         episode = self._episode("end_episode", episode_id)
         try:
             episode.end(observation, truncated)
-        except NotNowError:
-            raise
         except EpisodeError:
             self._forget(episode_id)
             raise
@@ -523,7 +447,7 @@ class PolicyClient:
             self._actor.update()
 
     def close(self) -> None:
-        """Send complete steps and end the connections; open episodes are lost unless another client resumes them."""
+        """Send complete steps and end the connections; open episodes are lost."""
         if self._is_closed:
             return
         refused: MenvError | None = None
@@ -591,7 +515,7 @@ class PolicyClient:
             return self._first
         session: ClientSession | None = getattr(self._per_thread, "session", None)
         if session is None:
-            session = self._per_thread.session = self._adopt_session() or self._new_session(None)
+            session = self._per_thread.session = self._adopt_session() or self._new_session()
         return session
 
     def _adopt_session(self) -> ClientSession | None:
@@ -602,8 +526,8 @@ class PolicyClient:
                     return session
         return None
 
-    def _new_session(self, session: str | None) -> ClientSession:
-        opened = ClientSession(self._address, self._token, self._name, self._timeout, session)
+    def _new_session(self) -> ClientSession:
+        opened = ClientSession(self._address, self._token, self._name, self._timeout)
         with self._lock:
             self._sessions.append((threading.current_thread(), opened))
         return opened

@@ -1,4 +1,4 @@
 """Transports carry the bodies of messages over TCP and HTTP.
 
-`transport` defines the interface, `server` runs transports in one thread, `access` decides who may connect.
+`server` defines their interface and runs them in one thread, `access` decides who may connect.
 """

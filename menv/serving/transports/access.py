@@ -11,14 +11,12 @@ import ipaddress
 import re
 import socket
 import ssl
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any
 
 from menv.errors import ConfigError
-
-AnySocket = TypeVar("AnySocket", bound=socket.socket)
 
 _BEARER = "bearer "
 _ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/]+")
@@ -52,13 +50,14 @@ class Access:
         _check_address(self.address)
         if self.token is not None and (not isinstance(self.token, str) or not self.token.strip()):
             raise ConfigError(
-                "Access.token: got something else than a text with characters in it, expected a long "
+                "Access.token: got no text, expected a long "
                 "random text or None; python -c 'import secrets; print(secrets.token_hex())' makes one"
             )
-        if self.token is not None and (self.token != self.token.strip() or not self.token.isprintable()):
+        token = self.token or ""
+        if token != token.strip() or not (token.isascii() and token.isprintable()):
             raise ConfigError(
-                "Access.token: got white space around it, or line breaks or the like in it, expected the token alone, "
-                "as a header can hold it; write token.strip() of what a file holds"
+                "Access.token: got white space around it, line breaks, or characters beyond ASCII, expected the token "
+                "alone, as a header can hold it; write token.strip() of what a file holds"
             )
         if self.token is None and not self.is_loopback:
             raise ConfigError(
@@ -195,7 +194,7 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-_BACKLOG = 1024
+BACKLOG = 1024
 _ADVICE = {
     errno.EADDRINUSE: "is taken by another program or server; choose port=0 or another, or stop that one",
     errno.EACCES: "may not be bound by this user, who may use ports from 1024; choose port=0 or another",
@@ -203,17 +202,17 @@ _ADVICE = {
 }
 
 
-def bind(address: str, port: int, kind: Callable[[int, int, int, int], AnySocket]) -> AnySocket:
+def bind(address: str, port: int) -> socket.socket:
     """Return a listening, non-blocking socket; IPv4 is preferred if a name has several addresses."""
     family, where = _resolve(address, port)
     try:
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        made = socket.create_server(where, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+        made = socket.create_server(where, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, f"cannot be bound ({error.strerror or error}); choose another")
         raise ConfigError(f"Server.start: port {port} at {address} {advice}") from error
     # asyncio sets TCP_NODELAY only if the socket's protocol is explicitly TCP.
-    listening = kind(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
     listening.setblocking(False)
     return listening
 

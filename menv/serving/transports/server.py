@@ -1,27 +1,288 @@
-"""`Server`: one asyncio event loop in a thread, in which all transports and sessions of a server run.
+"""Transports, which carry bodies, and `Server`: one asyncio event loop in a thread, in which they and the sessions run.
 
-A sampler that waits for clients borrows the loop and runs it in its own thread, which saves thread switches. Other
-threads post callbacks into the loop.
+A transport receives whole bodies from its peers and hands each to a session, which replies. Its `Connections` bound how
+many peers there are, and how long each may take. Other threads post callbacks into the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
-import os
+import math
+import socket
 import sys
 import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from time import monotonic, perf_counter
-from typing import Any
+from dataclasses import dataclass
+from operator import methodcaller
+from time import monotonic
+from typing import Any, Protocol
 
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.serving.limits import Limits
-from menv.serving.transports.access import Access
-from menv.serving.transports.transport import ErrorLog, Handler, Transport
+from menv.serving.transports.access import Access, bind
+
+Reply = Callable[[bytes], None]
+"""Sends one body to the peer. Call it in the loop's thread, at once or later, at most once for each received body.
+After the end of the connection it does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end of a connection, for reports; nothing about it is trusted.
+
+    Attributes:
+        transport: "tcp" or "http".
+        address: For example "127.0.0.1:51234".
+    """
+
+    transport: str
+    address: str
+
+    @classmethod
+    def at(cls, transport: str, name: tuple[Any, ...] | None) -> Peer:
+        """Return the peer of a socket, whose `getpeername()` is `name`; None if it is closed."""
+        host, port = ("unknown", 0) if name is None else name[:2]
+        return cls(transport, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+class SessionProtocol(Protocol):
+    """The session of one peer. Every method is called in the loop's thread, and none may block.
+
+    Attributes:
+        admitted: Whether the peer has shown the token, or needs none.
+    """
+
+    admitted: bool
+
+    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> asyncio.Future[None] | None:
+        """Handle one whole body, without framing.
+
+        Bad input is answered, never raised: an exception is a bug of the server and costs the connection. Over HTTP
+        (`Peer.transport`) every body needs a reply; elsewhere it may have none.
+
+        Args:
+            body: The body.
+            reply: Sends the reply to this body.
+            close: Closes the connection after all replies are sent.
+
+        Returns:
+            None, or a future if the body takes longer. Until it is done, later bodies are queued; a transport that
+            stops reading keeps memory bounded.
+        """
+
+    def lost(self) -> None:
+        """The connection is closed, by either side. Called exactly once, and nothing is received afterwards."""
+
+
+class Handler(Protocol):
+    """Opens the sessions of a server."""
+
+    def open(self, peer: Peer, token: str | None) -> SessionProtocol:
+        """Return the session of a new peer.
+
+        Over HTTP there is one session for each value of the header `menv-session`, over any number of connections,
+        and one for each request without that header.
+
+        Args:
+            peer: The peer.
+            token: The token of the peer's `Authorization` header, already verified; None if there was none.
+        """
+
+    def refused(self, why: str) -> bytes:
+        """Return the body of an ERROR for something that the transport itself refuses.
+
+        Args:
+            why: "code: sentence", such as "too_large: a body of 9 bytes, expected at most 8".
+        """
+
+    def metrics(self) -> str:
+        """Return the figures of the server in the text format of Prometheus."""
+
+
+_KEPT = 10
+
+
+class ErrorLog:
+    """Exceptions of the server, each of which cost a peer its connection. Read from any thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kept: deque[BaseException] = deque(maxlen=_KEPT)
+
+    @property
+    def kept(self) -> list[BaseException]:
+        """The last ten exceptions, oldest first, with their tracebacks."""
+        return list(self._kept)
+
+    def add(self, error: BaseException) -> None:
+        # Variables of the frames hold connections and whole bodies, which must not stay in memory.
+        traceback.clear_frames(error.__traceback__)
+        self.count += 1
+        self._kept.append(error)
+
+
+FLUSH_S = 0.2
+"""Seconds that connections have to send the last replies when a server stops."""
+LINGER_S = 1.0
+"""Seconds that a refused peer has to read the reason."""
+MAX_DISCARDED = 4
+"""Bodies of `max_body` bytes that are read and dropped after a refusal, so that closing does not lose the reason."""
+_MAX_REFUSED = 32
+
+
+class Connection:
+    """An open connection.
+
+    Attributes:
+        refused: Whether it is one too many.
+        farewell: Returns what a peer that was too slow is told; None if it is told nothing.
+    """
+
+    refused = False
+    farewell: Callable[[], bytes] | None = None
+    _until = math.inf
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+
+    def expect(self, seconds: float) -> None:
+        """End the connection in so many seconds, unless this is called again."""
+        self._until = monotonic() + seconds
+
+    def end_if_late(self, now: float) -> None:
+        """Close the connection, and soon afterwards abort it, if the peer has not done what was expected."""
+        if now < self._until:
+            return
+        if self.transport.is_closing():
+            self.transport.abort()
+            return
+        if self.farewell is not None:
+            self.transport.write(self.farewell())
+        self.transport.close()
+        self.expect(LINGER_S)
+
+
+class Connections:
+    """The open connections of a port. Under a flood of them new ones are refused, and the others stay."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._open: set[Connection] = set()
+        self._num_refused = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, connection: Connection) -> None:
+        """Add a connection, which is `refused` if there are too many, and aborted if many are refused already."""
+        connection.refused = len(self._open) - self._num_refused >= self._limits.max_connections
+        if connection.refused and self._num_refused >= _MAX_REFUSED:
+            connection.transport.abort()
+        self._num_refused += connection.refused
+        self._open.add(connection)
+        connection.expect(self._limits.handshake_s)
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
+        if connection in self._open:
+            self._open.remove(connection)
+            self._num_refused -= connection.refused
+
+    def end_late_ones(self) -> None:
+        now = monotonic()
+        for connection in list(self._open):
+            connection.end_if_late(now)
+
+    async def end_all(self) -> None:
+        """Close all connections, with a moment for replies that are on their way."""
+        # The loop has yet to add those that it has just accepted.
+        await asyncio.sleep(0.002)
+        for end in (methodcaller("close"), methodcaller("abort")):
+            for connection in list(self._open):
+                end(connection.transport)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    while self._open:
+                        await asyncio.sleep(0.002)
+
+
+class Transport(ABC):
+    """Carries bodies between the peers of a port and their sessions; 0 chooses a free port. For one server, once.
+
+    It checks bodies against `limits` before it holds them in memory and tells a refused peer the reason, stops reading
+    from a peer that does not read its replies, and passes exceptions of a session to `faults`, which costs that
+    connection.
+    """
+
+    faults: ErrorLog
+    """Log for exceptions of sessions; the server sets it before it calls `start`."""
+    handler: Handler
+    limits: Limits
+    access: Access
+    open: Connections | None = None
+
+    def __init__(self, port: int = 0) -> None:
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
+            raise ConfigError(
+                f"{type(self).__name__}: port is {port!r}, expected 0 to 65535; 0 takes one that is free"
+            )
+        self._port = port
+        self._listening: socket.socket | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
+        """Begin to accept peers; called once, in the loop's thread. Return host and port.
+
+        Raises:
+            ConfigError: It cannot start with these settings.
+        """
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Close all connections and free everything within a second. Called also if `start` has failed."""
+
+    @property
+    def connections(self) -> int:
+        """Number of connected peers. May be read from any thread."""
+        return 0 if self.open is None else len(self.open)
+
+    def _bind(self, handler: Handler, limits: Limits, access: Access) -> socket.socket:
+        """Open the port, whose connections are watched from now on."""
+        listening = self._listening = bind(access.address, self._port)
+        self.handler, self.limits, self.access = handler, limits, access
+        self.open = Connections(limits)
+        self._watching = asyncio.get_running_loop().create_task(self._watch(self.open))
+        return listening
+
+    async def _watch(self, connections: Connections) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4))
+            try:
+                connections.end_late_ones()
+                self._end_late_sessions()
+            except Exception as fault:
+                self.faults.add(fault)
+
+    def _end_late_sessions(self) -> None:  # noqa: B027 - only HTTP has them
+        """End sessions whose clients are gone; called from time to time."""
+
+    async def _end_all(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._listening is not None:
+            self._listening.close()
+        if self.open is not None:
+            await self.open.end_all()
+
 
 _log = logging.getLogger("menv.serving")
 
@@ -57,8 +318,6 @@ def _short_turns() -> Iterator[None]:
 class Server:
     """Transports in a thread. As a context manager it starts and stops them.
 
-    A thread that only waits for clients may `borrow` the loop and `run` it.
-
     Attributes:
         addresses: Host and port of each transport, once started.
         faults: Exceptions of sessions, posted callbacks and transports.
@@ -80,12 +339,6 @@ class Server:
         self._ending: asyncio.Event | None = None
         self._lock = threading.Lock()
         self._stopped = False
-        # The loop runs in the serving thread, or in the thread `_borrower`.
-        self._loop_free = threading.Condition()
-        self._thread_runs_loop = False
-        self._borrower: int | None = None
-        self._ended = False
-        self._window: BatchWindow | None = None
         self.addresses: list[tuple[str, int]] = []
         self.faults = ErrorLog()
         for transport in self._transports:
@@ -132,78 +385,11 @@ class Server:
         if loop is None:
             return
         try:
-            if self._borrower == threading.get_ident():
-                loop.call_soon(self._call, callback)
-            else:
-                loop.call_soon_threadsafe(self._call, callback)
+            loop.call_soon_threadsafe(self._call, callback)
         except RuntimeError:
             # The loop is closed, perhaps just now: all peers are gone.
             if not loop.is_closed():
                 raise
-
-    def post_from_signal(self, callback: Callable[[], object]) -> None:
-        """Call `callback` in the loop even if this thread sleeps in it; for signal handlers."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._call, callback)
-
-    def borrow(self) -> bool:
-        """Let this thread run the loop with `run`, until `give_back`.
-
-        Returns False if the server is not running, or if this thread runs another loop.
-        """
-        me = threading.get_ident()
-        if self._borrower == me:
-            return True
-        if self._loop is None or asyncio._get_running_loop() is not None:
-            return False
-        with self._loop_free:
-            if self._ended or self._borrower is not None:
-                return False
-            self._borrower = me
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            while self._thread_runs_loop:
-                self._loop_free.wait()
-        return True
-
-    def run(
-        self, seconds: float | None, batch_wait: float, done: Callable[[], bool], last: Callable[[], object]
-    ) -> None:
-        """Run the borrowed loop until `begin_batch_window` or for `seconds`, and then for the batch window.
-
-        Args:
-            seconds: None for any time.
-            batch_wait: Most seconds of the batch window.
-            done: See `BatchWindow`.
-            last: See `BatchWindow`.
-        """
-        loop = self._loop
-        assert loop is not None
-        if self._ended:
-            return
-        self._window = window = BatchWindow(loop, batch_wait, done, last)
-        alarm = None
-        if seconds is not None:
-            begin = window.begin
-            alarm = loop.call_later(seconds, begin) if seconds > 0.0 else loop.call_soon(begin)
-        try:
-            loop.run_forever()
-        finally:
-            self._window = None
-            window.cancel()
-            if alarm is not None:
-                alarm.cancel()
-
-    def begin_batch_window(self) -> None:
-        """Make `run` return after the current batch of socket events and the batch window; called in the loop."""
-        if self._window is not None:
-            self._window.begin()
-
-    def give_back(self) -> None:
-        """Let the serving thread run the loop again, if this thread has borrowed it."""
-        if self._borrower == threading.get_ident():
-            with self._loop_free:
-                self._borrower = None
-                self._loop_free.notify_all()
 
     def stop(self) -> None:
         """Close all connections and end the thread; ports are free when this returns.
@@ -217,8 +403,6 @@ class Server:
             self._stopped = True
             thread = self._thread
         inside = self._loop is not None and asyncio._get_running_loop() is self._loop
-        if not inside:
-            self.give_back()
         self.post(self._end)
         if thread is None or inside:
             return
@@ -240,45 +424,14 @@ class Server:
             self._ending.set()
 
     def _run(self, started: Future[list[tuple[str, int]]]) -> None:
-        # A selector loop on every system, because transports use `add_reader`.
-        loop = self._loop = asyncio.SelectorEventLoop()
-        asyncio.set_event_loop(loop)
-        loop.set_exception_handler(self._on_loop_error)
-        with _short_turns():
-            main = loop.create_task(self._serve(started))
-            main.add_done_callback(self._leave)
-            while True:
-                with self._loop_free:
-                    while self._borrower is not None:
-                        self._loop_free.wait()
-                    if self._ended:
-                        break
-                    self._thread_runs_loop = True
-                loop.run_forever()
-                with self._loop_free:
-                    self._thread_runs_loop = False
-                    self._loop_free.notify_all()
-            self._clear(loop)
-
-    def _leave(self, _: object) -> None:
-        assert self._loop is not None
-        self._ended = True
-        _log.info("stopped")
-        self._loop.stop()
-
-    @staticmethod
-    def _clear(loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            if left:
-                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
+        # A selector loop on every system, because transports may use `add_reader`.
+        with _short_turns(), asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            self._loop = runner.get_loop()
+            self._loop.set_exception_handler(self._on_loop_error)
+            # For `asyncio.to_thread`: one thread encodes weights.
+            self._loop.set_default_executor(ThreadPoolExecutor(1, "menv-serving-weights"))
+            runner.run(self._serve(started))
+            _log.info("stopped")
 
     async def _serve(self, started: Future[list[tuple[str, int]]]) -> None:
         self._ending = asyncio.Event()
@@ -311,90 +464,3 @@ class Server:
         resets = isinstance(error, OSError) and error.errno in _RESETS
         if error is not None and not resets:
             self.faults.add(error)
-
-
-_yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
-
-
-class BatchWindow:
-    """Stops the loop when no more clients are expected to send something, or when `seconds` have passed.
-
-    Within the window the loop polls the sockets without sleeping: the selector's shortest wait is a millisecond. `done`
-    is asked after each poll, `last` is called at the end. Everything is called in the loop.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        seconds: float,
-        done: Callable[[], bool],
-        last: Callable[[], object],
-    ) -> None:
-        self._loop = loop
-        self._seconds = seconds
-        self._done = done
-        self._last = last
-        self._until: float | None = None
-        self._next: asyncio.Handle | None = None
-
-    def begin(self) -> None:
-        """Begin the window, unless it has begun."""
-        if self._until is not None:
-            return
-        self._until = monotonic() + self._seconds
-        if self._done():
-            self._end()
-        else:
-            self._next = self._loop.call_soon(self._check)
-
-    def _check(self) -> None:
-        assert self._until is not None
-        if self._done() or monotonic() >= self._until:
-            self._end()
-        else:
-            # The clients may need this processor.
-            _yield_cpu()
-            self._next = self._loop.call_soon(self._check)
-
-    def cancel(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-
-    def _end(self) -> None:
-        self._last()
-        self._loop.stop()
-
-
-SLICE_S = 0.001
-"""Seconds of work per slice."""
-_SHORT_S = 0.0005
-"""After work that takes less, the next work need not wait for a round of the loop."""
-
-
-class CooperativeScheduler:
-    """Runs long work of the event loop in slices of a millisecond, so that other peers are served in between.
-
-    `async with` is one slice. Works take turns.
-    """
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._start = 0.0
-
-    async def __aenter__(self) -> None:
-        await self._turn.acquire()
-        self._start = perf_counter()
-
-    async def __aexit__(self, *_: object) -> None:
-        try:
-            if perf_counter() - self._start > _SHORT_S:
-                await asyncio.sleep(0)
-        finally:
-            self._turn.release()
-
-    async def run(self, work: Iterator[object]) -> None:
-        """Do all of `work`, in slices."""
-        done = False
-        while not done:
-            async with self:
-                done = all(perf_counter() - self._start < SLICE_S for _ in work)
