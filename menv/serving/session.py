@@ -71,7 +71,7 @@ NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first (men
 _SLICE_S = 0.001
 """Seconds after which other peers are served in the middle of a long message."""
 _REST = 3
-"""After a long message no other one is read for so many times as long as it took."""
+"""While others are served, a peer's next body waits for up to so many times as long as its last ones took."""
 _SHORT = 10_000
 """Bytes of episodes that are read at once."""
 
@@ -103,6 +103,8 @@ class Session:
         self._sessions = sessions
         self._action_requests = sessions.action_requests
         self._always_reply = peer.transport == "http"
+        # Seconds that its bodies took since then.
+        self._spent, self._since = 0.0, time.perf_counter()
         # The tasks under way, each of which waits for the one before.
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -110,15 +112,25 @@ class Session:
         responder = Responder(reply, close, self._always_reply)
         began = time.perf_counter()
         work = self._after(self._tasks[-1], body, responder) if self._tasks else self._handle(body, responder)
-        spent = time.perf_counter() - began
-        if work is None and spent > _SLICE_S:
-            work = asyncio.sleep(_REST * spent)
+        rest = self._rest(began)
+        if work is None and rest > 0:
+            work = asyncio.sleep(rest)
         if work is None:
             return None
         task = asyncio.get_running_loop().create_task(self._finish(work, responder))
         self._tasks.append(task)
         task.add_done_callback(self._tasks.remove)
         return task
+
+    def _rest(self, began: float) -> float:
+        """Return the seconds that others are served before the next body, so that this peer takes a quarter of them."""
+        now = time.perf_counter()
+        self._spent += now - began
+        if self._spent < _SLICE_S:
+            return 0.0
+        rest = _REST * self._spent - (now - self._since - self._spent)
+        self._spent, self._since = 0.0, now + max(0.0, rest)
+        return rest
 
     def _handle(self, body: bytes, responder: Responder) -> Work | None:
         """Decode and handle one body, and return the work that is left, if any."""
