@@ -103,7 +103,7 @@ class Session:
         self._sessions = sessions
         self._action_requests = sessions.action_requests
         self._always_reply = peer.transport == "http"
-        # Seconds that its bodies took since then.
+        # Seconds that its bodies needed since then.
         self._spent, self._since = 0.0, time.perf_counter()
         # The tasks under way, each of which waits for the one before.
         self._tasks: list[asyncio.Task[None]] = []
@@ -123,7 +123,7 @@ class Session:
         return task
 
     def _rest(self, began: float) -> float:
-        """Return the seconds that others are served before the next body, so that this peer takes a quarter of them."""
+        """Return the seconds that others are served before the next body, so that this peer gets a quarter of them."""
         now = time.perf_counter()
         self._spent += now - began
         if self._spent < _SLICE_S:
