@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from menv.serving import Limits, RLlinkInput, session
 from tests.serving.doors import HTTP, TCP, Door, every_door
 from tests.serving.served import TWO, Served, all_taken, obs_of, served, settled
-from tests.serving.voices import Voice, episode, onnx_bytes
+from tests.serving.voices import Voice, episode, onnx_bytes, parts
 
 
 class Player:
@@ -165,21 +164,6 @@ def whole(steps: int, start: int = 0, end: str = "terminated", **more: Any) -> A
         end,
         **more,
     )
-
-
-def parts(sent: Any, *cuts: int) -> list[Any]:
-    """Return an episode in chunks; each begins with the observation that the one before ended with."""
-    edges = [0, *cuts, len(sent["actions"])]
-    return [
-        {
-            **{name: sent[name][begin:end] for name in sent if name in ("actions", "rewards", "action_logp")},
-            "obs": sent["obs"][begin : end + 1],
-            "is_terminated": sent["is_terminated"] and end == edges[-1],
-            "is_truncated": sent["is_truncated"] and end == edges[-1],
-            **({"id": sent["id"], "t": begin} if "id" in sent else {}),
-        }
-        for begin, end in itertools.pairwise(edges)
-    ]
 
 
 def returns(one: Served) -> list[tuple[float, int]]:

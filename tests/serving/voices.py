@@ -154,3 +154,21 @@ def episode(obs: list[Any], actions: list[Any], rewards: list[float], end: str =
         "obs": obs, "actions": actions, "rewards": rewards,
         "is_terminated": end == "terminated", "is_truncated": end == "truncated", **more,
     }  # fmt: skip
+
+
+_OF_ACTIONS = ("actions", "rewards", "action_logp", "action_dist_inputs", "state_in")
+
+
+def parts(sent: Any, *cuts: int) -> list[Any]:
+    """Return an episode in chunks; each begins with the observation that the one before ended with."""
+    edges = [0, *cuts, len(sent["actions"])]
+    return [
+        {
+            **{name: sent[name][begin:end] for name in _OF_ACTIONS if name in sent},
+            "obs": sent["obs"][begin : end + 1],
+            "is_terminated": sent["is_terminated"] and end == edges[-1],
+            "is_truncated": sent["is_truncated"] and end == edges[-1],
+            **({"id": sent["id"], "t": begin} if "id" in sent else {}),
+        }
+        for begin, end in itertools.pairwise(edges)
+    ]
