@@ -645,7 +645,7 @@ class ExternalSteps:
     Attributes:
         obs: n + 1 elements of its observation space, as a list or an array; the first one is the last of the chunk
             before.
-        actions: n elements of its action space, or [n, ...] in the network's own form.
+        actions: n elements of its action space.
         rewards: [n] float64, the reward of each action.
         terminated: Whether the environment's own rule ended the trajectory.
         truncated: Whether it was cut short.
@@ -653,7 +653,6 @@ class ExternalSteps:
         dist_inputs: [n, K] inputs of the action distribution, None if unknown.
         state_in: [n, S] hidden states before the actions, None if unknown.
         env_t: [n + 1] env step of the episode of each observation, None if unknown.
-        network_form: Whether `actions`, `logp` and `dist_inputs` are in the network's own form.
     """
 
     obs: Any
@@ -665,7 +664,6 @@ class ExternalSteps:
     dist_inputs: Column | None = None
     state_in: Column | None = None
     env_t: Column | None = None
-    network_form: bool = False
 
     @property
     def over(self) -> bool:

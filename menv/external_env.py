@@ -20,7 +20,7 @@ import numpy as np
 
 from menv.base_env import SINGLE_AGENT, AgentId, convert_env, innermost
 from menv.env_calls import as_flag
-from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError
+from menv.errors import CallOrderError, ConfigError, ContractError
 
 
 def stopped() -> CallOrderError:
@@ -33,13 +33,6 @@ def stopped() -> CallOrderError:
 def over() -> CallOrderError:
     """Return the error for a sampler that polls a stopped environment."""
     return CallOrderError("poll: this environment was stopped; create another")
-
-
-def mixed(where: str, episode_id: str) -> EpisodeError:
-    """Return the error for single calls in an episode that a client sends in chunks."""
-    return EpisodeError(
-        f"{where}: episode {episode_id!r} was sent in whole chunks, expected no single calls; use one or the other"
-    )
 
 
 def unlike(obs: Iterable[AgentId], actions: Iterable[AgentId]) -> CallOrderError:

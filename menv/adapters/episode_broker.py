@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from menv.base_env import ALL, AgentId, EnvId, ExternalTrajectory
 from menv.errors import CallOrderError, EpisodeError
-from menv.external_env import finite_reward, mixed, over, stopped, unlike
+from menv.external_env import finite_reward, over, stopped, unlike
 
 STEP_BYTES = 1_000
 """What a step or a trajectory chunk counts for in a byte budget, in addition to its data."""
@@ -111,7 +111,7 @@ class EpisodeChannel:
         begun: Whether the sampler has read a step.
         over: Whether the last step was sent.
         lost: Why the episode was lost, else None.
-        chunked: True if its caller sends trajectory chunks, False if it sends steps, None before either.
+        chunked: Whether its caller sends trajectory chunks.
     """
 
     episode_id: str
@@ -127,7 +127,7 @@ class EpisodeChannel:
     begun: bool = False
     over: bool = False
     lost: str | None = None
-    chunked: bool | None = None
+    chunked: bool = False
 
     def next_step(
         self, obs: Mapping[AgentId, Any] | None, callback: ActionCallback | None = None
@@ -278,7 +278,7 @@ class EpisodeBroker:
             EpisodeError: The episode does not exist, or waits for actions already.
         """
         with self._lock:
-            channel = self._channel_of_steps("get_action", episode_id)
+            channel = self._channel("get_action", episode_id)
             if returns is not None:
                 channel.log_returns(*returns)
             channel.asked = True
@@ -305,10 +305,10 @@ class EpisodeBroker:
             CallOrderError: An agent that observed has no action.
         """
         with self._changed:
-            channel = self._channel_of_steps("log_action", episode_id)
+            channel = self._channel("log_action", episode_id)
             while wait and len(channel.steps) >= _MAX_LOGGED:
                 self._changed.wait()
-                channel = self._channel_of_steps("log_action", episode_id)
+                channel = self._channel("log_action", episode_id)
             # Agents that are done need no action.
             if obs.keys() != actions.keys():
                 done = channel.done.keys() | (returns[2].keys() if returns is not None else ())
@@ -331,13 +331,11 @@ class EpisodeBroker:
         """Add rewards, infos and done flags, all by agent, to the next observation.
 
         Raises:
-            EpisodeError: The episode does not exist, or its caller sends chunks.
+            EpisodeError: The episode does not exist.
             ContractError: A reward is not a finite number.
         """
         with self._lock:
             channel = self._channel("log_returns", episode_id)
-            if channel.chunked:
-                raise mixed("log_returns", episode_id)
             channel.log_returns(rewards, infos or {}, done or {}, size)
 
     def end(
@@ -355,7 +353,7 @@ class EpisodeBroker:
             EpisodeError: The episode does not exist, or waits for actions.
         """
         with self._lock:
-            channel = self._channel_of_steps("end_episode", episode_id)
+            channel = self._channel("end_episode", episode_id)
             if returns is not None:
                 channel.log_returns(*returns)
             step = channel.next_step(obs)
@@ -367,15 +365,10 @@ class EpisodeBroker:
         """Send a chunk of an episode whose actions the client chose; the last chunk ends the episode.
 
         Raises:
-            EpisodeError: The episode does not exist, or its actions were requested here.
+            EpisodeError: The episode does not exist.
         """
         with self._lock:
             channel = self._channel("episodes", episode_id)
-            if channel.chunked is False or channel.rewards:
-                raise EpisodeError(
-                    f"episodes: actions of episode {episode_id!r} were asked for one by one, expected whole "
-                    "pieces from its beginning; do one or the other"
-                )
             channel.chunked = True
             if chunk.over:
                 self._close(channel)
@@ -539,15 +532,7 @@ class EpisodeBroker:
             )
         return channel
 
-    def _channel_of_steps(self, call: str, episode_id: str) -> EpisodeChannel:
-        channel = self._channel(call, episode_id)
-        if channel.chunked:
-            raise mixed(call, episode_id)
-        return channel
-
     def _push(self, channel: EpisodeChannel, step: ChannelStep, size: int) -> None:
-        if channel.chunked is None:
-            channel.chunked = False
         channel.push(step, size)
         if not channel.busy:
             self._ready.add(channel)

@@ -428,7 +428,7 @@ class ExternalEnvs(Adapter):
         tracker.episode_steps += trajectory.env_steps
         self._add_unclaimed(tracker, trajectory.unclaimed)
         now = int(self._env_steps[tracker.env_index])
-        self._deliver_chunk(episode, next_chunk(tracker, trajectory, channel.trained, now))
+        self._deliver_chunk(episode, next_chunk(tracker, trajectory, now))
 
     def _deliver_chunk(self, episode: ExternalEpisode, chunk: TrajectoryChunk) -> None:
         self._chunks.append(chunk)
@@ -517,9 +517,7 @@ def _chosen_actions(episodes: Iterable[ExternalEpisode]) -> dict[int, Any]:
     }
 
 
-def next_chunk(
-    tracker: AgentTracker, trajectory: ExternalTrajectory, trained: bool, now: int
-) -> TrajectoryChunk:
+def next_chunk(tracker: AgentTracker, trajectory: ExternalTrajectory, now: int) -> TrajectoryChunk:
     """Return a chunk of the tracker's episode with slots, joins and ends.
 
     Agents that are alive when the episode ends, end with it, with the observation that they wait with. `now` counts the
@@ -541,7 +539,7 @@ def next_chunk(
             end = End(slot, tracker.env_id, agent, reward, *flags, last, {}, withdrawn=not acted)
             tracker.leave(agent)
         if join is not None:
-            join = join._replace(trained=trained, policy_id=trajectory.policies.get(agent))
+            join = join._replace(policy_id=trajectory.policies.get(agent))
         parts.append(AgentChunk(slot, join, steps, end))
     began, episode = now - tracker.episode_steps, None
     if trajectory.over:

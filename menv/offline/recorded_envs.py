@@ -84,7 +84,7 @@ class RecordedEnvs(Adapter):
             self._env_steps[index] += steps
             tracker.episode_steps = steps
             now = int(self._env_steps[index])
-            chunks += [next_chunk(tracker, part, True, now) for part in _chunks_of(episode, steps)]
+            chunks += [next_chunk(tracker, part, now) for part in _chunks_of(episode, steps)]
             unclaimed += [
                 Unclaimed(tracker.env_id, agent, reward, index) for agent, reward in episode.unclaimed.items()
             ]

@@ -413,11 +413,10 @@ class NetworkStrategy(ActingStrategy):
         if inputs is not None and inputs.shape[1] != networks.backend.head.inputs:
             # The client used another policy than the one that the agent has.
             inputs = None
-        if not steps.network_form:
-            output = networks.output if self.path is None else self.path.outputs[which]
-            actions = output.inverse(actions)
-            inputs = None if inputs is None else output.inverse_inputs(inputs)
-            logp = None if logp is None else logp + float(output.log_scale.sum())
+        output = networks.output if self.path is None else self.path.outputs[which]
+        actions = output.inverse(actions)
+        inputs = None if inputs is None else output.inverse_inputs(inputs)
+        logp = None if logp is None else logp + float(output.log_scale.sum())
         if networks.state_sizes:
             self._set_external_states(buffer, rows, slot, which, steps)
         buffer.set_actions(rows, actions)

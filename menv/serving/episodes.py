@@ -22,7 +22,6 @@ from msgspec import Meta, Raw
 from menv.adapters.episode_broker import EpisodeBroker
 from menv.base_env import SINGLE_AGENT, AgentId, ExternalSteps, ExternalTrajectory
 from menv.env_context import InputContext
-from menv.errors import EpisodeError
 from menv.serving.action_requests import ChunkProgress, ClientState
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
@@ -360,18 +359,9 @@ class EpisodeIngest:
             unclaimed = episode.unclaimed if over else {}
             policies = {} if state.only_policy is None else dict.fromkeys(steps, state.only_policy)
             chunk = ExternalTrajectory(
-                steps,
-                env_steps,
-                episode.terminated,
-                episode.truncated,
-                number,
-                policies | progress.policies,
-                unclaimed,
-            )
-            try:
-                self._broker.add_chunk(progress.broker_id, chunk, size)
-            except EpisodeError as error:
-                raise BadMessageError(ErrorCode.WRONG_ORDER, f"{where}: {error}") from None
+                steps, env_steps, episode.terminated, episode.truncated, number, policies | progress.policies, unclaimed
+            )  # fmt: skip
+            self._broker.add_chunk(progress.broker_id, chunk, size)
         if episode.id is not None:
             if over:
                 state.finish(episode.id)
