@@ -12,58 +12,13 @@ import gymnasium as gym
 import msgspec
 import numpy as np
 
-from menv.serving.action_requests import read_info
-from menv.serving.episodes import read_episode
-from menv.serving.protocol import (
-    EndEpisode,
-    EpisodeMessage,
-    Episodes,
-    ErrorCode,
-    GetAction,
-    LogAction,
-    LogReturns,
-    Request,
-    decode,
-    frame,
-)
-from menv.serving.value_readers import reward
-from tests.serving.spaces import action, observation
-
 S = gym.spaces
 OBS: Any = S.Box(-10.0, 10.0, (4,), np.float32)
 ACTIONS: Any = S.Discrete(2)
 MASKED: Any = S.Dict(
-    {"action_mask": S.MultiBinary(2), "camera": S.Box(0, 255, (2, 2, 3), np.uint8), "word": S.Text(4)}
+    {"action_mask": S.MultiBinary(2), "camera": S.Box(0, 255, (2, 2, 3), np.uint8), "spot": S.Discrete(4)}
 )
 """Observations of the agent "masked" of the environment with several agents; others see `OBS`."""
-
-
-def one_agent(agent_id: str | None) -> tuple[Any, Any] | None:
-    """Return the spaces of an environment with one agent."""
-    return (OBS, ACTIONS) if agent_id is None else None
-
-
-def several_agents(agent_id: str | None) -> tuple[Any, Any] | None:
-    """Return the spaces of an environment with the agents "plain" and "masked"."""
-    return {"plain": (OBS, ACTIONS), "masked": (MASKED, ACTIONS)}.get(agent_id or "")
-
-
-def take(body: bytes) -> Request:
-    """Decode a body and check all that it holds, as for an environment of one agent or, in vain, of several."""
-    request = decode(body)
-    if isinstance(request, EpisodeMessage):
-        read_info(request.info)
-    if isinstance(request, Episodes):
-        for at, raw in enumerate(request.episodes):
-            several = b"agents" in bytes(raw)
-            read_episode(raw, several_agents if several else one_agent, f"EPISODES.episodes[{at}]")
-    elif isinstance(request, GetAction | LogAction | EndEpisode):
-        observation(request.observation, OBS, final=isinstance(request, EndEpisode))
-        if isinstance(request, LogAction):
-            action(request.action, ACTIONS)
-    elif isinstance(request, LogReturns):
-        reward(request.reward)
-    return request
 
 
 EPISODE: dict[str, Any] = {
@@ -74,11 +29,16 @@ EPISODE: dict[str, Any] = {
     "is_truncated": False,
 }
 RICH = {
-    **EPISODE, "id": "e-1", "t": 7, "weights_seq_no": 3, "action_logp": [-0.5, -0.25],
+    **EPISODE, "id": "e-1", "t": 0, "weights_seq_no": 3, "action_logp": [-0.5, -0.25],
     "action_dist_inputs": [[0.5, 1.5], [2, 3]], "state_in": [[0.0], [1.0]], "env_t": [0, 3, 4],
     "agent_id": "a", "module_id": "m",
 }  # fmt: skip
-SEEN = {"action_mask": [1, 0], "camera": [[[0, 1, 2]] * 2] * 2, "word": "ab"}
+SEEN = {"action_mask": [1, 0], "camera": [[[0, 1, 2]] * 2] * 2, "spot": 3}
+MASKS = {
+    "obs": [SEEN, {**SEEN, "action_mask": [0, 0]}], "actions": [0], "rewards": [0.0], "is_terminated": True,
+    "is_truncated": False,
+}  # fmt: skip
+"""An episode whose last observation allows no action."""
 TOGETHER = {
     "id": "e-2", "is_terminated": False, "is_truncated": False,
     "agents": {
@@ -95,6 +55,7 @@ WELL_MADE: list[dict[str, Any]] = [
     {"type": "GET_STATE", "policy_ids": ["p"], "form": "weights", "have": 12},
     {"type": "EPISODES", "episodes": [EPISODE, RICH], "env_steps": 4},
     {"type": "EPISODES", "episodes": [TOGETHER]},
+    {"type": "EPISODES", "episodes": [{**TOGETHER, "agents": {"masked": MASKS}}]},
     {
         "type": "EPISODES_AND_GET_STATE",
         "episodes": [EPISODE] * 3,
@@ -147,125 +108,161 @@ def encoded(**changes: Any) -> bytes:
     return msgspec.json.encode({"type": "EPISODES", "episodes": [{**EPISODE, **changes}]})
 
 
+def together(**agents: Any) -> bytes:
+    """Return an EPISODES with one episode of such agents."""
+    return json.dumps({"type": "EPISODES", "episodes": [{**TOGETHER, "agents": agents}]}).encode()
+
+
 def a_pack(dtype: str = "<f4", shape: Any = (3, 4), data: Any = bytes(48)) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data": data}
 
 
-MALFORMED: dict[str, tuple[bytes, ErrorCode]] = {
-    "nothing": (b"", ErrorCode.MALFORMED),
-    "spaces": (b"   \n", ErrorCode.MALFORMED),
-    "a list": (b"[]", ErrorCode.WRONG_TYPE),
-    "a text": (b'"PING"', ErrorCode.WRONG_TYPE),
-    "a pickle": (b"\x80\x04\x95\x0b\x00", ErrorCode.MALFORMED),
-    "half a byte order mark": (b'\xef\xbb{"type": "PING"}', ErrorCode.MALFORMED),
-    "half an object": (b'{"type": "PI', ErrorCode.MALFORMED),
-    "two objects": (b'{"type": "PING"}{"type": "PING"}', ErrorCode.MALFORMED),
-    "single quotes": (b"{'type': 'PING'}", ErrorCode.MALFORMED),
-    "a trailing comma": (b'{"type": "PING",}', ErrorCode.MALFORMED),
-    "no type": (b'{"typ": "PING"}', ErrorCode.MALFORMED),
-    "a number for the type": (b'{"type": 1}', ErrorCode.WRONG_TYPE),
-    "null for the type": (b'{"type": null}', ErrorCode.MALFORMED),
-    "an unknown type": (b'{"type": "PINGPONG"}', ErrorCode.UNKNOWN_TYPE),
-    "a type a megabyte long": (b'{"type": "%b"}' % (b"x" * 1_000_000), ErrorCode.UNKNOWN_TYPE),
-    "an old name": (b'{"type": "GET_WEIGHTS"}', ErrorCode.UNKNOWN_TYPE),
-    "an answer": (b'{"type": "SET_STATE", "weights_seq_no": 1}', ErrorCode.UNKNOWN_TYPE),
-    "deep lists": (b'{"type": "PING", "x": %b}' % (b"[" * 100_000), ErrorCode.TOO_LARGE),
-    "deep objects": (b'{"type": "PING", "x": %b' % (b'{"x":' * 100_000), ErrorCode.TOO_LARGE),
-    "a deep observation": (get_action("[" * 100_000 + "]" * 100_000), ErrorCode.TOO_LARGE),
+MALFORMED: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "malformed"),
+    "spaces": (b"   \n", "malformed"),
+    "a list": (b"[]", "wrong_type"),
+    "a text": (b'"PING"', "wrong_type"),
+    "a pickle": (b"\x80\x04\x95\x0b\x00", "malformed"),
+    "half a byte order mark": (b'\xef\xbb{"type": "PING"}', "malformed"),
+    "half an object": (b'{"type": "PI', "malformed"),
+    "two objects": (b'{"type": "PING"}{"type": "PING"}', "malformed"),
+    "single quotes": (b"{'type': 'PING'}", "malformed"),
+    "a trailing comma": (b'{"type": "PING",}', "malformed"),
+    "no type": (b'{"typ": "PING"}', "malformed"),
+    "a number for the type": (b'{"type": 1}', "wrong_type"),
+    "null for the type": (b'{"type": null}', "malformed"),
+    "an unknown type": (b'{"type": "PINGPONG"}', "unknown_type"),
+    "a type a megabyte long": (b'{"type": "%b"}' % (b"x" * 1_000_000), "unknown_type"),
+    "an old name": (b'{"type": "GET_WEIGHTS"}', "unknown_type"),
+    "an answer": (b'{"type": "SET_STATE", "weights_seq_no": 1}', "unknown_type"),
+    "deep lists": (b'{"type": "PING", "x": %b}' % (b"[" * 100_000), "too_large"),
+    "deep objects": (b'{"type": "PING", "x": %b' % (b'{"x":' * 100_000), "too_large"),
+    "a deep observation": (get_action("[" * 100_000 + "]" * 100_000), "too_large"),
     "a deep info": (
         b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1, "info": {"x": %b}}' % (b"[" * 33 + b"]" * 33),
-        ErrorCode.TOO_LARGE,
+        "too_large",
     ),
     "a long info": (
         b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1, "info": {"x": "%b"}}' % (b"x" * 70_000),
-        ErrorCode.TOO_LARGE,
+        "too_large",
     ),
     "an info that is a list": (
-        b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1, "info": [1]}', ErrorCode.WRONG_TYPE
+        b'{"type": "LOG_RETURNS", "episode_id": "e", "reward": 1, "info": [1]}', "wrong_type"
     ),
-    "no episode id": (b'{"type": "START_EPISODE", "episode_id": ""}', ErrorCode.OUT_OF_RANGE),
-    "a long episode id": (b'{"type": "START_EPISODE", "episode_id": "%b"}' % (b"e" * 257), ErrorCode.OUT_OF_RANGE),
-    "a negative seq": (b'{"type": "START_EPISODE", "seq": -1}', ErrorCode.OUT_OF_RANGE),
-    "a fraction for a seq": (b'{"type": "START_EPISODE", "seq": 1.5}', ErrorCode.WRONG_TYPE),
-    "a seq of 400 digits": (b'{"type": "START_EPISODE", "seq": 1%b}' % (b"0" * 400), ErrorCode.OUT_OF_RANGE),
-    "a seq of 5,000 digits": (b'{"type": "START_EPISODE", "seq": 1%b}' % (b"0" * 5000), ErrorCode.OUT_OF_RANGE),
-    "an unknown form": (b'{"type": "GET_STATE", "form": "pickle"}', ErrorCode.OUT_OF_RANGE),
-    "no observation": (b'{"type": "GET_ACTION", "episode_id": "e"}', ErrorCode.MALFORMED),
-    "null for an observation": (get_action("null"), ErrorCode.WRONG_TYPE),
-    "an object for an observation": (get_action('{"0": 1}'), ErrorCode.MALFORMED),
-    "too few numbers": (get_action("[1, 2, 3]"), ErrorCode.WRONG_LENGTH),
-    "too many numbers": (get_action("[1, 2, 3, 4, 5]"), ErrorCode.WRONG_LENGTH),
-    "a number out of bounds": (get_action("[1, 2, 3, 40]"), ErrorCode.OUT_OF_RANGE),
-    "NaN": (get_action("[NaN, 1, 1, 1]"), ErrorCode.MALFORMED),
-    "Infinity": (get_action("[1, Infinity, 1, 1]"), ErrorCode.MALFORMED),
-    "1e400": (get_action("[1e400, 1, 1, 1]"), ErrorCode.OUT_OF_RANGE),
-    "1e39": (get_action("[1e39, 1, 1, 1]"), ErrorCode.OUT_OF_RANGE),
-    "a number of 400 digits": (get_action(f"[1{'0' * 400}, 1, 1, 1]"), ErrorCode.OUT_OF_RANGE),
-    "a number with a zero in front": (get_action("[01, 1, 1, 1]"), ErrorCode.MALFORMED),
-    "a hexadecimal number": (get_action("[0x1, 1, 1, 1]"), ErrorCode.MALFORMED),
-    "texts for numbers": (get_action('["1", "1", "1", "1"]'), ErrorCode.WRONG_TYPE),
-    "true for a number": (get_action("[true, 1, 1, 1]"), ErrorCode.WRONG_TYPE),
-    "a lone surrogate": (b'{"type": "START_EPISODE", "episode_id": "\\ud800"}', ErrorCode.MALFORMED),
-    "half a pair of surrogates": (b'{"type": "START_EPISODE", "episode_id": "\\ud800x\\ud800y"}', ErrorCode.MALFORMED),
-    "surrogates in UTF-8": (b'{"type": "START_EPISODE", "episode_id": "\xed\xa0\x80"}', ErrorCode.MALFORMED),
-    "latin-1": (b'{"type": "START_EPISODE", "episode_id": "\xe9"}', ErrorCode.MALFORMED),
-    "episodes that are none": (b'{"type": "EPISODES", "episodes": [1, null]}', ErrorCode.WRONG_TYPE),
-    "episodes that are an object": (b'{"type": "EPISODES", "episodes": {}}', ErrorCode.WRONG_TYPE),
-    "no episodes": (b'{"type": "EPISODES"}', ErrorCode.MALFORMED),
+    "no episode id": (b'{"type": "START_EPISODE", "episode_id": ""}', "out_of_range"),
+    "a long episode id": (b'{"type": "START_EPISODE", "episode_id": "%b"}' % (b"e" * 257), "out_of_range"),
+    "a negative seq": (b'{"type": "START_EPISODE", "seq": -1}', "out_of_range"),
+    "a fraction for a seq": (b'{"type": "START_EPISODE", "seq": 1.5}', "wrong_type"),
+    "a seq of 400 digits": (b'{"type": "START_EPISODE", "seq": 1%b}' % (b"0" * 400), "out_of_range"),
+    "a seq of 5,000 digits": (b'{"type": "START_EPISODE", "seq": 1%b}' % (b"0" * 5000), "out_of_range"),
+    "an unknown form": (b'{"type": "GET_STATE", "form": "pickle"}', "out_of_range"),
+    "no observation": (b'{"type": "GET_ACTION", "episode_id": "e"}', "malformed"),
+    "null for an observation": (get_action("null"), "wrong_type"),
+    "an object for an observation": (get_action('{"0": 1}'), "malformed"),
+    "too few numbers": (get_action("[1, 2, 3]"), "wrong_length"),
+    "too many numbers": (get_action("[1, 2, 3, 4, 5]"), "wrong_length"),
+    "a number out of bounds": (get_action("[1, 2, 3, 40]"), "out_of_range"),
+    "NaN": (get_action("[NaN, 1, 1, 1]"), "malformed"),
+    "Infinity": (get_action("[1, Infinity, 1, 1]"), "malformed"),
+    "1e400": (get_action("[1e400, 1, 1, 1]"), "out_of_range"),
+    "1e39": (get_action("[1e39, 1, 1, 1]"), "out_of_range"),
+    "a number of 400 digits": (get_action(f"[1{'0' * 400}, 1, 1, 1]"), "out_of_range"),
+    "a number with a zero in front": (get_action("[01, 1, 1, 1]"), "malformed"),
+    "a hexadecimal number": (get_action("[0x1, 1, 1, 1]"), "malformed"),
+    "texts for numbers": (get_action('["1", "1", "1", "1"]'), "wrong_type"),
+    "true for a number": (get_action("[true, 1, 1, 1]"), "wrong_type"),
+    "a lone surrogate": (b'{"type": "START_EPISODE", "episode_id": "\\ud800"}', "malformed"),
+    "half a pair of surrogates": (b'{"type": "START_EPISODE", "episode_id": "\\ud800x\\ud800y"}', "malformed"),
+    "surrogates in UTF-8": (b'{"type": "START_EPISODE", "episode_id": "\xed\xa0\x80"}', "malformed"),
+    "latin-1": (b'{"type": "START_EPISODE", "episode_id": "\xe9"}', "malformed"),
+    "episodes that are none": (b'{"type": "EPISODES", "episodes": [1, null]}', "wrong_type"),
+    "episodes that are an object": (b'{"type": "EPISODES", "episodes": {}}', "wrong_type"),
+    "no episodes": (b'{"type": "EPISODES"}', "malformed"),
     "400,000 numbers for episodes": (
-        b'{"type": "EPISODES", "episodes": [%b1]}' % (b"1," * 400_000), ErrorCode.WRONG_TYPE
+        b'{"type": "EPISODES", "episodes": [%b1]}' % (b"1," * 400_000), "wrong_type"
     ),
     "300,000 empty episodes": (
-        b'{"type": "EPISODES", "episodes": [%b{}]}' % (b"{}," * 300_000), ErrorCode.MALFORMED
+        b'{"type": "EPISODES", "episodes": [%b{}]}' % (b"{}," * 300_000), "malformed"
     ),
-    "no rewards": (episode(rewards=...), ErrorCode.MALFORMED),
-    "no flag": (episode(is_terminated=...), ErrorCode.MALFORMED),
-    "a number for a flag": (episode(is_terminated=1), ErrorCode.WRONG_TYPE),
-    "no obs at all": (episode(obs=[], actions=[], rewards=[]), ErrorCode.WRONG_LENGTH),
-    "as many obs as actions": (episode(obs=EPISODE["obs"][:2]), ErrorCode.WRONG_LENGTH),
-    "ragged obs": (episode(obs=[[0, 0, 0, 0], [0, 0], [0, 0, 0, 0]]), ErrorCode.WRONG_LENGTH),
-    "obs one level too deep": (episode(obs=[EPISODE["obs"]]), ErrorCode.WRONG_TYPE),
-    "null within obs": (episode(obs=[[0, 0, 0, None]] * 3), ErrorCode.WRONG_TYPE),
-    "fractions for actions": (episode(actions=[0.0, 0.5]), ErrorCode.WRONG_TYPE),
-    "flags for actions": (episode(actions=[False, True]), ErrorCode.WRONG_TYPE),
-    "an action too far": (episode(actions=[0, 2]), ErrorCode.OUT_OF_RANGE),
-    "a negative action": (episode(actions=[0, -1]), ErrorCode.OUT_OF_RANGE),
-    "an action of 400 digits": (episode(actions=[0, 10**400]), ErrorCode.OUT_OF_RANGE),
-    "texts for rewards": (episode(rewards=["1", "2"]), ErrorCode.WRONG_TYPE),
-    "too few log-probabilities": (episode(action_logp=[-1.0]), ErrorCode.WRONG_LENGTH),
-    "no log-probabilities for actions": (episode(action_logp=[]), ErrorCode.WRONG_LENGTH),
-    "ragged log-probabilities": (episode(action_logp=[[-1.0], [-1.0, 2.0]]), ErrorCode.WRONG_TYPE),
-    "mixed log-probabilities": (episode(action_logp=[-1.0, [-1.0]]), ErrorCode.WRONG_TYPE),
-    "ragged inputs": (episode(action_dist_inputs=[[1.0], [1.0, 2.0]]), ErrorCode.WRONG_LENGTH),
-    "flat inputs": (episode(action_dist_inputs=[1.0, 2.0]), ErrorCode.WRONG_TYPE),
-    "a negative t": (episode(t=-1), ErrorCode.OUT_OF_RANGE),
-    "an unknown agent": (
-        json.dumps({"type": "EPISODES", "episodes": [{**TOGETHER, "agents": {"x": EPISODE}}]}).encode(),
-        ErrorCode.UNKNOWN_ID,
+    "no rewards": (episode(rewards=...), "malformed"),
+    "no flag": (episode(is_terminated=...), "malformed"),
+    "a number for a flag": (episode(is_terminated=1), "wrong_type"),
+    "no obs at all": (episode(obs=[], actions=[], rewards=[]), "wrong_length"),
+    "as many obs as actions": (episode(obs=EPISODE["obs"][:2]), "wrong_length"),
+    "ragged obs": (episode(obs=[[0, 0, 0, 0], [0, 0], [0, 0, 0, 0]]), "wrong_length"),
+    "obs one level too deep": (episode(obs=[EPISODE["obs"]]), "wrong_type"),
+    "null within obs": (episode(obs=[[0, 0, 0, None]] * 3), "wrong_type"),
+    "fractions for actions": (episode(actions=[0.0, 0.5]), "wrong_type"),
+    "flags for actions": (episode(actions=[False, True]), "wrong_type"),
+    "an action too far": (episode(actions=[0, 2]), "out_of_range"),
+    "a negative action": (episode(actions=[0, -1]), "out_of_range"),
+    "an action of 400 digits": (episode(actions=[0, 10**400]), "out_of_range"),
+    "texts for rewards": (episode(rewards=["1", "2"]), "wrong_type"),
+    "too few log-probabilities": (episode(action_logp=[-1.0]), "wrong_length"),
+    "no log-probabilities for actions": (episode(action_logp=[]), "wrong_length"),
+    "ragged log-probabilities": (episode(action_logp=[[-1.0], [-1.0, 2.0]]), "wrong_type"),
+    "mixed log-probabilities": (episode(action_logp=[-1.0, [-1.0]]), "wrong_type"),
+    "ragged inputs": (episode(action_dist_inputs=[[1.0], [1.0, 2.0]]), "wrong_length"),
+    "flat inputs": (episode(action_dist_inputs=[1.0, 2.0]), "wrong_type"),
+    "a negative t": (episode(t=-1), "out_of_range"),
+    "more actions than rewards": (episode(rewards=[1.0]), "wrong_length"),
+    "fewer actions than rewards": (episode(actions=[0]), "wrong_length"),
+    "a log-probability above 0": (episode(action_logp=[-0.5, 0.5]), "out_of_range"),
+    "an infinite log-probability": (episode(action_logp=[1e39, 0]), "out_of_range"),
+    "an infinite input": (episode(action_dist_inputs=[[1e39, 0], [0, 0]]), "out_of_range"),
+    "flags for states": (episode(state_in=[[True], [False]]), "wrong_type"),
+    "too few states": (episode(state_in=[[1.0]]), "wrong_length"),
+    "too many inputs": (episode(action_dist_inputs=[[1.0, 2.0]] * 3), "wrong_length"),
+    "packed inputs with an axis too many": (
+        encoded(action_dist_inputs=a_pack(shape=(2, 2, 1), data=bytes(16))), "wrong_length"
     ),
-    "packed objects": (encoded(obs=a_pack("|O")), ErrorCode.WRONG_TYPE),
-    "packed big-endian numbers": (encoded(obs=a_pack(">f4")), ErrorCode.WRONG_TYPE),
-    "packed numbers of no type": (encoded(obs=a_pack("import os")), ErrorCode.WRONG_TYPE),
-    "too few packed bytes": (encoded(obs=a_pack(data=bytes(47))), ErrorCode.WRONG_LENGTH),
-    "too many packed bytes": (encoded(obs=a_pack(data=bytes(52))), ErrorCode.WRONG_LENGTH),
-    "a packed shape of a negative size": (encoded(obs=a_pack(shape=(-3, -4))), ErrorCode.OUT_OF_RANGE),
-    "a packed shape of absurd size": (encoded(obs=a_pack(shape=(2**32,) * 8)), ErrorCode.WRONG_LENGTH),
-    "a packed shape beyond all": (encoded(obs=a_pack(shape=(2**63,))), ErrorCode.OUT_OF_RANGE),
-    "a packed shape of a size and none": (encoded(obs=a_pack(shape=(2**32, 0), data=b"")), ErrorCode.WRONG_LENGTH),
-    "a packed shape of 40 axes": (encoded(obs=a_pack(shape=(1,) * 40, data=bytes(4))), ErrorCode.WRONG_LENGTH),
-    "packed numbers turned round": (encoded(obs=a_pack(shape=(4, 3))), ErrorCode.WRONG_LENGTH),
-    "packed numbers of one row": (encoded(obs=a_pack(shape=(12,))), ErrorCode.WRONG_LENGTH),
+    "too few env steps": (episode(env_t=[0, 1]), "wrong_length"),
+    "env steps that fall": (episode(env_t=[0, 2, 1]), "out_of_range"),
+    "a negative env step": (episode(env_t=[-1, 0, 1]), "out_of_range"),
+    "an env step that is too late": (episode(env_t=[0, 1, 2**31]), "out_of_range"),
+    "half an env step": (episode(env_t=[0.5, 1, 2]), "wrong_type"),
+    "packed env steps that are no integers": (
+        encoded(env_t=a_pack("<f8", (3,), np.arange(3.0).tobytes())), "wrong_type"
+    ),
+    "a packed env step that would wrap around": (
+        encoded(env_t=a_pack("<u8", (3,), np.array([0, 1, 2**63], np.uint64).tobytes())), "out_of_range"
+    ),
+    "a packed action that would wrap around": (
+        encoded(actions=a_pack("<u8", (2,), np.array([0, 2**64 - 1], np.uint64).tobytes())), "out_of_range"
+    ),
+    "an agent's reward that is none": (
+        together(plain={**EPISODE, "rewards": [1, None]}), "wrong_type"
+    ),
+    "an unknown agent": (together(nobody=EPISODE), "unknown_id"),
+    "a mask that allows nothing before the end": (
+        together(masked={**MASKS, "obs": [{**SEEN, "action_mask": [0, 0]}, SEEN]}), "out_of_range"
+    ),
+    "a last mask that allows nothing where it goes on": (
+        together(masked={**MASKS, "is_terminated": False}), "out_of_range"
+    ),
+    "packed objects": (encoded(obs=a_pack("|O")), "wrong_type"),
+    "packed big-endian numbers": (encoded(obs=a_pack(">f4")), "wrong_type"),
+    "packed numbers of no type": (encoded(obs=a_pack("import os")), "wrong_type"),
+    "too few packed bytes": (encoded(obs=a_pack(data=bytes(47))), "wrong_length"),
+    "too many packed bytes": (encoded(obs=a_pack(data=bytes(52))), "wrong_length"),
+    "a packed shape of a negative size": (encoded(obs=a_pack(shape=(-3, -4))), "out_of_range"),
+    "a packed shape of absurd size": (encoded(obs=a_pack(shape=(2**32,) * 8)), "wrong_length"),
+    "a packed shape beyond all": (encoded(obs=a_pack(shape=(2**63,))), "out_of_range"),
+    "a packed shape of a size and none": (encoded(obs=a_pack(shape=(2**32, 0), data=b"")), "wrong_length"),
+    "a packed shape of 40 axes": (encoded(obs=a_pack(shape=(1,) * 40, data=bytes(4))), "wrong_length"),
+    "packed numbers turned round": (encoded(obs=a_pack(shape=(4, 3))), "wrong_length"),
+    "packed numbers of one row": (encoded(obs=a_pack(shape=(12,))), "wrong_length"),
     "packed fractions for actions": (
-        encoded(actions=a_pack("<f8", (2,), struct.pack("<dd", 0.0, 0.5))), ErrorCode.WRONG_TYPE
+        encoded(actions=a_pack("<f8", (2,), struct.pack("<dd", 0.0, 0.5))), "wrong_type"
     ),
-    "packed numbers that are not finite": (encoded(obs=a_pack(data=b"\xff" * 48)), ErrorCode.OUT_OF_RANGE),
+    "packed numbers that are not finite": (encoded(obs=a_pack(data=b"\xff" * 48)), "out_of_range"),
     "packed numbers out of bounds": (
-        encoded(obs=a_pack(data=np.full(12, 11, np.float32).tobytes())), ErrorCode.OUT_OF_RANGE
+        encoded(obs=a_pack(data=np.full(12, 11, np.float32).tobytes())), "out_of_range"
     ),
     "packed numbers too large for their space": (
-        encoded(obs=a_pack("<f8", data=np.full(12, 1e39).tobytes())), ErrorCode.OUT_OF_RANGE
+        encoded(obs=a_pack("<f8", data=np.full(12, 1e39).tobytes())), "out_of_range"
     ),
-    "a text for packed bytes": (encoded(obs=a_pack(data="x" * 48)), ErrorCode.WRONG_LENGTH),
+    "a text for packed bytes": (encoded(obs=a_pack(data="x" * 48)), "wrong_length"),
 }  # fmt: skip
 """Every way to go wrong that we know, with the code of the answer."""
 
@@ -286,7 +283,7 @@ VALUES: list[Any] = [
 
 
 class Damage:
-    """Damages bodies and frames, the same way for the same seed."""
+    """Damages bodies, the same way for the same seed."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
@@ -302,11 +299,6 @@ class Damage:
         for _ in range(self._draw.choice((1, 1, 2, 5))):
             body = self._draw.choice(self._ways)(body)
         return body
-
-    def frame(self) -> bytes:
-        """Return a frame of such a body, now and then with a damaged header."""
-        framed = frame(self.body())
-        return framed if self._draw.random() < 7 / 8 else self._flip(framed[:8]) + framed[8:]
 
     def _wrong_value(self) -> bytes:
         """Return a well-written body in which some value is another one."""

@@ -7,10 +7,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from hypothesis import strategies as st
-from msgspec import Raw
-
-from menv.serving.protocol import TypedDecoder
-from menv.serving.value_readers import Column, check_masks, reader_of
 
 S = gym.spaces
 
@@ -43,9 +39,8 @@ text = st.just(S.Text(5, min_length=0, charset='ab"\\é\U0001f600 '))
 leaves: st.SearchStrategy[Any] = st.one_of(
     float_boxes, int_boxes, uneven_boxes, flags, discrete, multi_discrete, multi_binary, text
 )
-numbers: st.SearchStrategy[Any] = st.one_of(
-    float_boxes, int_boxes, uneven_boxes, flags, discrete, multi_discrete, multi_binary
-)
+NUMBERS = (S.Box, S.Discrete, S.MultiDiscrete, S.MultiBinary)
+"""Spaces whose elements are arrays of numbers, columns of which may be packed."""
 keys = st.sampled_from(["a", "with space", "", "'", "é", "$", "f0", "type"])
 spaces: st.SearchStrategy[Any] = st.recursive(
     leaves,
@@ -66,33 +61,3 @@ def same(a: Any, b: Any) -> bool:
         return bool(a == b)
     a, b = np.asarray(a), np.asarray(b)
     return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
-
-
-def element(raw: Raw, space: Any, where: str = "element", bounded: bool = True) -> Any:
-    """Return one element of a space."""
-    return reader_of(space, bounded).read(raw, where)
-
-
-def column(raw: Raw, space: Any, where: str) -> Column:
-    """Return any number of elements of a space."""
-    reader = reader_of(space)
-    return reader.read_column(TypedDecoder(reader.column_kind).read(raw, where), where)
-
-
-def action(raw: Raw, space: Any, where: str = "action") -> Any:
-    """Return one action."""
-    return element(raw, space, where, bounded=False)
-
-
-def observation(
-    raw: Raw,
-    space: Any,
-    where: str = "observation",
-    final: bool = False,
-    actions: Any = None,
-) -> Any:
-    """Return one observation, whose mask may allow nothing if it is the last one."""
-    value = element(raw, space, where)
-    if not final:
-        check_masks([value], space, actions, where, is_column=False)
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import ssl
@@ -15,6 +16,7 @@ from menv.env_context import InputContext
 from menv.errors import ConfigError
 from menv.serving import Access, Limits, PolicyClient, PolicyServerInput, RLlinkInput
 from menv.serving.policy_server import TransportName
+from menv.serving.protocol import GetConfig
 from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.courses import Course, play
 from tests.serving.doors import (
@@ -237,6 +239,20 @@ def test_nothing_but_a_greeting_with_the_right_token_is_taken() -> None:
             turns.end(obs_of(1))
 
 
+def test_a_peer_without_the_token_has_no_large_body_read() -> None:
+    large = json.dumps({"type": "EPISODES", **REQUESTS["EPISODES"]}).encode().rjust(50_000)
+    with served(**ASKS, rollout_fragment_length=1) as one:
+        with one.voice() as stranger:
+            stranger.body(large)
+            assert stranger.hear()["code"] == "not_allowed"
+            assert stranger.client.rest() == b""
+        with one.voice() as friend:
+            friend.greet(token=TOKEN)
+            friend.body(large)
+            friend.ping()
+            assert len(one.sample()["default_policy"]["obs"]) == 1
+
+
 def test_the_right_token_in_a_header_opens_the_door_without_a_greeting() -> None:
     with served(**ASKS) as one, one.sampling(), one.voice(HTTP, headers=BEARER) as voice:
         assert Turns(voice, "e").act(obs_of(0)) in (0, 1)
@@ -277,7 +293,7 @@ def test_a_token_is_in_no_repr_no_error_and_no_result() -> None:
             assert one.status["messages_refused"] >= 3
         assert TOKEN not in shown(one)
     assert TOKEN not in repr(answers)
-    assert TOKEN not in repr(Access(token=TOKEN))
+    assert TOKEN not in repr((Access(token=TOKEN), GetConfig(token=TOKEN, session=TOKEN)))
     with pytest.raises(ConfigError) as caught:
         Access(address="0.0.0.0", token=TOKEN, ssl_key=TOKEN[:5])
     assert TOKEN not in str(caught.value)

