@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import socket
 import threading
 import time
 from typing import Any
@@ -189,59 +187,3 @@ def test_a_flood_of_bodies_is_handled_in_turns_with_others() -> None:
         assert healthy.receive() == b"{healthy"
         assert len(talks.all[0].bodies) < 2_500
         assert eventually(lambda: len(talks.all[0].bodies) == 5_001)
-
-
-def spoilt(whole: bytes, noise: random.Random) -> bytes:
-    """Return `whole` with some bytes changed, left out, doubled or put in."""
-    data = bytearray(whole)
-    for _ in range(noise.choice((1, 1, 2, 8))):
-        at = noise.randrange(len(data))
-        kind = noise.randrange(4)
-        if kind == 0:
-            data[at] = noise.randrange(256)
-        elif kind == 1:
-            del data[at : at + noise.choice((1, 5, 50))]
-        elif kind == 2:
-            data[at:at] = data[at : at + 20]
-        else:
-            data[at:at] = noise.randbytes(noise.choice((1, 4, 300)))
-        data = data or bytearray(b"0")
-    return bytes(data)
-
-
-def speak_badly(door: Door, times: int) -> None:
-    """Send spoilt requests, each on a connection of its own, beside somebody who goes on."""
-    noise = random.Random(7)
-    limits = Limits(max_body=10_000, handshake_s=1.0, idle_s=5.0)
-    with serving(door, limits=limits) as (server, _):
-        for turn in range(times):
-            with Client(door, server.addresses[0]) as one:
-                try:
-                    one.raw(spoilt(door.wrap(b"{first") + door.wrap(b"{" + bytes(300)), noise))
-                    if turn % 3 == 0:
-                        one.socket.shutdown(socket.SHUT_WR)
-                        one.rest()
-                except OSError:
-                    pass
-            if turn % 25 == 0:
-                with Client(door, server.addresses[0]) as healthy:
-                    assert healthy.ask(b"{served") == b"{served"
-        assert eventually(lambda: server.connections == 0)
-
-
-@every_door
-def test_spoilt_bytes_are_no_fault_and_no_burden(door: Door) -> None:
-    speak_badly(door, 150)
-
-
-def test_an_http_client_of_the_standard_library_talks() -> None:
-    import http.client
-
-    with serving(HTTP) as (server, _):
-        web = http.client.HTTPConnection(*server.addresses[0], timeout=10)
-        for body in (b'{"a": 1}', b"{" + bytes(900_000)):
-            web.request("POST", "/rllink", body)
-            response = web.getresponse()
-            assert (response.status, response.headers["content-type"]) == (200, "application/json")
-            assert response.read() == body
-        web.close()

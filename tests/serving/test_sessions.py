@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from menv.serving import RLlinkInput
-from tests.serving.doors import HTTP, TCP, Client, Door
+from tests.serving.doors import HTTP, TCP, Door
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, episode
@@ -115,35 +115,20 @@ def test_the_latency_of_actions_is_reported_once() -> None:
 
 
 @every_state
-@pytest.mark.parametrize("leave", [Client.leave, Client.reset], ids=["closed", "reset"])
-def test_a_client_that_never_asked_to_return_loses_its_episodes_at_once(
-    state: State, leave: Callable[[Client], None]
-) -> None:
-    with served() as one:
+@pytest.mark.parametrize("end", ["closed", "reset", "late"])
+def test_a_client_that_cannot_return_or_does_not_in_time_loses_its_episodes(state: State, end: str) -> None:
+    """Nobody else comes meanwhile."""
+    with served(settings={"return_s": 0.2}) as one:
         with one.sampling():
             voice = one.voice(TCP)
+            session = voice.greet()["session"] if end == "late" else None
             turns = Turns(voice, "e")
             turns.act(obs_of(1))
             turns.pay(0.5)
             expected = 0.5 + state(turns)
-            leave(voice.client)
+            voice.client.reset() if end == "reset" else voice.leave()
             assert settled(one)
             assert eventually(lambda: one.status["clients_connected"] == 0)
-        assert one.paid() == expected
-
-
-@every_state
-def test_a_client_that_does_not_return_in_time_loses_its_episodes_though_nobody_else_comes(
-    state: State,
-) -> None:
-    with served(settings={"return_s": 0.2}) as one:
-        with one.sampling():
-            voice = one.voice()
-            session = voice.greet()["session"]
-            turns = Turns(voice, "e")
-            expected = state(turns)
-            voice.leave()
-            assert settled(one)
             with one.voice() as late:
                 assert late.greet(session=session)["session"] != session
                 assert late.refused("GET_ACTION", episode_id="e", observation=obs_of(0)) == "unknown_episode"

@@ -74,8 +74,10 @@ def damaged(damage: Damage, draw: random.Random, door: Door, count: int, whole: 
     """Return bodies as they go over the wire, and where they need not be whole, a frame that is damaged itself."""
     sent = b"".join(door.wrap(damage.body()) for _ in range(count))
     if not whole:
-        last, at = door.wrap(damage.body()), draw.randrange(8)
-        sent += last[:at] + draw.randbytes(2) + last[at:]
+        # Also in the headers of HTTP.
+        last = door.wrap(damage.body())
+        at = draw.randrange(draw.choice((8, min(len(last), 150))))
+        sent += last[:at] + draw.randbytes(draw.choice((1, 2, 300))) + last[at + draw.choice((0, 1, 20)) :]
     return sent
 
 

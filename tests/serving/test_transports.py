@@ -24,14 +24,11 @@ from tests.serving.doors import (
     tcp_wrap,
 )
 from tests.serving.talks import (
-    CLOSE,
-    LATE,
     RAISE,
     Server,
     Talks,
     eventually,
     meeting,
-    serving,
 )
 
 MAX_BODY = 200_000
@@ -65,26 +62,6 @@ def test_a_body_may_be_cut_at_every_byte(door: Door) -> None:
 
 
 @every_door
-def test_many_peers_at_once_each_get_their_own_replies(door: Door) -> None:
-    with serving(door) as (server, talks):
-
-        def play(number: int) -> None:
-            with Client(door, server.addresses[0]) as one:
-                for turn in range(50):
-                    body = b"%b%d %d" % (LATE if turn % 7 == 0 else b"{", number, turn)
-                    got[number] += one.ask(body) == body
-
-        got = [0] * 16
-        threads = [threading.Thread(target=play, args=(number,)) for number in range(len(got))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert got == [50] * len(got)
-        assert len(talks.bodies) == 50 * len(got)
-
-
-@every_door
 def test_requests_sent_without_waiting_are_answered_in_their_order(door: Door) -> None:
     bodies = [b"{%d" % number for number in range(300)]
     with meeting(door) as (_server, _, one):
@@ -92,16 +69,6 @@ def test_requests_sent_without_waiting_are_answered_in_their_order(door: Door) -
         sending.start()
         assert [one.receive() for _ in bodies] == bodies
         sending.join()
-
-
-@every_door
-def test_a_conversation_may_end_the_connection_after_its_reply(door: Door) -> None:
-    with meeting(door) as (server, talks, one):
-        one.send(CLOSE)
-        assert one.receive() == CLOSE
-        one.rest()
-        assert eventually(lambda: talks.losses == [1])
-        assert eventually(lambda: server.connections == 0)
 
 
 def test_what_came_before_a_broken_frame_is_answered_first() -> None:
