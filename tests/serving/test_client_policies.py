@@ -18,64 +18,31 @@ from tests.serving.courses import TEAMS, Course, every_mode, observation, play, 
 from tests.serving.served import served, settled
 from tests.serving.talks import eventually
 
-BOX = gym.spaces.Box(np.array([-3.0, 10.0], np.float32), np.array([5.0, 12.0], np.float32))
 MASKED = gym.spaces.Dict(
     {"action_mask": gym.spaces.MultiBinary(3), "seen": gym.spaces.Box(-1.0, 1.0, (2,), np.float32)}
 )
 
 
 @every_mode
-def test_continuous_actions_arrive_within_the_bounds_and_are_learned_from_as_they_were_drawn(
-    mode: str,
-) -> None:
-    with playing(mode, {"action_space": BOX}) as (course, client):
-        played = play(client, [float(number) for number in range(40)])
-        client.close()
-        assert course.has_rewards([float(number) for number in range(40)])
-        assert all(BOX.contains(action) for action in played)
-        order = np.argsort(course.column("rewards"))
-        policy = course.algo.get_policy()
-        expected = policy.networks.output(course.column("actions")[order])
-        assert np.allclose(played, expected, atol=1e-5)
-        logp = course.algo.get_policy().networks.backend.evaluate(
-            0, course.column("obs")[order], None, course.column("actions")[order]
-        )
-        assert np.allclose(course.column("action_logp")[order], logp.logp, atol=1e-3)
-
-
-@every_mode
-def test_masks_hold_wherever_actions_are_chosen(mode: str) -> None:
-    with playing(mode, {"observation_space": MASKED, "action_space": gym.spaces.Discrete(3)}) as (
-        course,
-        client,
-    ):
-        name, allowed = client.start_episode(), 0
-        for number in range(30):
-            allowed = number % 3
-            mask = np.zeros(3, np.int8)
-            mask[allowed] = 1
-            action = client.get_action(name, {"action_mask": mask, "seen": np.zeros(2, np.float32)})
-            assert action == allowed
-            client.log_returns(name, float(number))
-        client.end_episode(name, {"action_mask": np.zeros(3, np.int8), "seen": np.zeros(2, np.float32)})
-        client.close()
-        assert course.has_rewards([float(number) for number in range(30)])
-
-
-@every_mode
-def test_memory_belongs_to_an_episode(mode: str) -> None:
+def test_masks_hold_and_memory_belongs_to_an_episode(mode: str) -> None:
     model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 5}
-    with playing(mode, {"model": model, "rollout_fragment_length": 5, "train_batch_size": 10}) as (
-        course,
-        client,
-    ):
+    sizes = {"rollout_fragment_length": 5, "train_batch_size": 10}
+    spaces = {"observation_space": MASKED, "action_space": gym.spaces.Discrete(3)}
+
+    def seen(number: int, allowed: int) -> Any:
+        return {
+            "action_mask": np.identity(3, np.int8)[allowed],
+            "seen": np.array([0.5, number / 15], np.float32),
+        }
+
+    with playing(mode, {"model": model, **sizes, **spaces}) as (course, client):
         names = [client.start_episode() for _ in range(2)]
         for number in range(15):
             for name in names:
-                client.get_action(name, observation(number))
+                assert client.get_action(name, seen(number, number % 3)) == number % 3
                 client.log_returns(name, float(number))
         for name in names:
-            client.end_episode(name, observation(15))
+            client.end_episode(name, {**seen(15, 0), "action_mask": np.zeros(3, np.int8)})
         client.close()
         assert course.has_rewards([float(number) for number in range(15)] * 2)
         rewards, states = course.column("rewards"), course.column("state_in_0")
@@ -350,20 +317,3 @@ def test_a_local_client_takes_the_weights_of_another_server_that_has_the_same_nu
         wanted = course.algo.get_policy().get_weights()
         assert have.keys() == wanted.keys()
         assert all(np.array_equal(have[name], wanted[name]) for name in wanted)
-
-
-SEEN = np.zeros(10, np.float32)
-
-
-def red(agent_id: str, **kwargs: Any) -> str:
-    return "red"
-
-
-def blue(agent_id: str, **kwargs: Any) -> str:
-    return "blue"
-
-
-def step(client: PolicyClient, name: str, times: int = 1, reward: float = 1.0) -> None:
-    for _ in range(times):
-        client.get_action(name, {"red_0": SEEN})
-        client.log_returns(name, {"red_0": reward})

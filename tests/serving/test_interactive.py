@@ -142,45 +142,60 @@ def test_a_server_that_stops_answers_waiting_clients_and_frees_its_port_at_once(
         assert "menv-serving" not in [thread.name for thread in threading.enumerate()]
 
 
-HUGE = 1e39
+HUGE, ANN = 1e39, [0, 0]
 
-ONE_AGENT: dict[str, tuple[str, dict[str, Any], str]] = {
-    "an unknown episode": ("GET_ACTION", {"episode_id": "x", "observation": obs_of(0)}, "unknown_episode"),
-    "no episode": ("GET_ACTION", {"observation": obs_of(0), "episode_id": None}, "wrong_type"),
-    "a second start": ("START_EPISODE", {}, "wrong_order"),
-    "no observation": ("GET_ACTION", {}, "malformed"),
-    "an observation that is too short": ("GET_ACTION", {"observation": [0, 0]}, "wrong_length"),
-    "an observation of texts": ("GET_ACTION", {"observation": ["0", "0", "0"]}, "wrong_type"),
-    "an observation out of bounds": ("GET_ACTION", {"observation": [0, 0, 11]}, "out_of_range"),
-    "an observation by agent": ("GET_ACTION", {"observation": {"agent0": obs_of(0)}}, "malformed"),
-    "an action that does not exist": ("LOG_ACTION", {"observation": obs_of(0), "action": 2}, "out_of_range"),
-    "an action that is a list": ("LOG_ACTION", {"observation": obs_of(0), "action": [1]}, "wrong_type"),
-    "a reward that is a text": ("LOG_RETURNS", {"reward": "1"}, "wrong_type"),
-    "a reward that is too large": ("LOG_RETURNS", {"reward": HUGE}, "out_of_range"),
-    "a reward by agent": ("LOG_RETURNS", {"reward": {"agent0": 1.0}}, "wrong_type"),
-    "an info that is a list": ("LOG_RETURNS", {"reward": 1, "info": [1]}, "wrong_type"),
-    "a last observation that is too long": ("END_EPISODE", {"observation": [0, 0, 0, 0]}, "wrong_length"),
-    "a flag that is a number": ("END_EPISODE", {"observation": obs_of(0), "truncated": 1}, "wrong_type"),
-}
+ONE_AGENT: list[tuple[str, dict[str, Any], str]] = [
+    ("GET_ACTION", {"episode_id": "x", "observation": obs_of(0)}, "unknown_episode"),
+    ("START_EPISODE", {}, "wrong_order"),
+    ("GET_ACTION", {"observation": [0, 0, 11]}, "out_of_range"),
+    ("LOG_ACTION", {"observation": obs_of(0), "action": 2}, "out_of_range"),
+    ("LOG_ACTION", {"observation": obs_of(0), "action": [1]}, "wrong_type"),
+    ("LOG_RETURNS", {"reward": "1"}, "wrong_type"),
+    ("LOG_RETURNS", {"reward": True}, "wrong_type"),
+    ("LOG_RETURNS", {"reward": HUGE}, "out_of_range"),
+    ("LOG_RETURNS", {"reward": {"agent0": 1.0}}, "wrong_type"),
+    ("END_EPISODE", {"observation": [0, 0, 0, 0]}, "wrong_length"),
+    ("END_EPISODE", {"observation": obs_of(0), "truncated": 1}, "wrong_type"),
+]
+TWO_AGENTS: list[tuple[str, dict[str, Any], str]] = [
+    ("GET_ACTION", {"observation": {"carl": ANN}}, "unknown_id"),
+    ("GET_ACTION", {"observation": {"ann": ANN, "carl": ANN}}, "unknown_id"),
+    ("GET_ACTION", {"observation": {"bob": ANN}}, "wrong_length"),
+    ("GET_ACTION", {"observation": ANN}, "wrong_type"),
+    ("LOG_ACTION", {"observation": {"ann": ANN}, "action": {}}, "wrong_length"),
+    ("LOG_ACTION", {"observation": {"ann": ANN}, "action": {"ann": 3}}, "out_of_range"),
+    ("LOG_ACTION", {"observation": {"ann": ANN}, "action": 0}, "wrong_type"),
+    ("LOG_RETURNS", {"reward": {"carl": 1.0}}, "unknown_id"),
+    ("LOG_RETURNS", {"reward": {"ann": 1.0}, "done": {"carl": True}}, "unknown_id"),
+    ("LOG_RETURNS", {"reward": {"ann": 1.0}, "info": {"ann": 1}}, "wrong_type"),
+    ("LOG_RETURNS", {"reward": {"__all__": 1.0}}, "unknown_id"),
+    ("LOG_RETURNS", {"reward": {}, "info": {"carl": {}}}, "unknown_id"),
+    ("LOG_RETURNS", {"reward": 1.0}, "wrong_type"),
+    ("LOG_RETURNS", {"reward": {"ann": HUGE}}, "out_of_range"),
+    ("END_EPISODE", {"observation": {"carl": ANN}}, "unknown_id"),
+    ("GET_POLICIES", {"agent_ids": ["ann", "carl"]}, "unknown_id"),
+    ("EPISODES", {"episodes": [{"agents": {"carl": {}}, "id": "p"}]}, "malformed"),
+]
 
 
 @every_door
-def test_an_illegal_move_costs_an_error_and_the_episode_continues(door: Door) -> None:
-    with served() as one:
+@pytest.mark.parametrize("several", [False, True], ids=["one agent", "several"])
+def test_an_illegal_move_costs_an_error_and_the_episode_continues(door: Door, several: bool) -> None:
+    moves, seen, reward = (
+        (TWO_AGENTS, {"ann": ANN}, {"ann": 0.25, "bob": 0.75}) if several else (ONE_AGENT, obs_of(3), 1.0)
+    )
+    with served(**(TWO if several else {})) as one:
         with one.sampling(), one.voice(door) as voice:
             turns = Turns(voice, "e")
-            paid = 0.0
-            for name, (kind, fields, code) in ONE_AGENT.items():
-                seq = turns.act(obs_of(3)) is not None
-                assert seq
-                assert voice.refused(kind, **{"episode_id": "e", **fields}) == code, name
-                turns.pay(1.0)
-                paid += 1.0
-            turns.end(obs_of(4))
+            for kind, fields, code in moves:
+                turns.act(seen)
+                assert voice.refused(kind, **{"episode_id": "e", **fields}) == code, (kind, fields)
+                turns.pay(reward)
+            turns.end(seen)
             assert settled(one)
-        assert one.refused == len(ONE_AGENT)
-        assert one.paid() == paid
-        assert one.summary()["hist_stats"]["episode_lengths"] == [len(ONE_AGENT)]
+        assert one.refused == len(moves)
+        assert one.paid() == len(moves)
+        assert one.summary()["hist_stats"]["episode_lengths"] == [len(moves)]
 
 
 @pytest.mark.each_value
@@ -232,43 +247,6 @@ def test_episodes_of_another_client_are_out_of_reach() -> None:
         assert other.ask("START_EPISODE", episode_id="e")["type"] == "EPISODE"
         turns.end(obs_of(0))
         assert other.ask("END_EPISODE", episode_id="e", observation=obs_of(0))["type"] == "OK"
-
-
-def two_agents(voice: Voice) -> list[tuple[str, dict[str, Any], str]]:
-    ann = [0, 0]
-    return [
-        ("GET_ACTION", {"observation": {"carl": ann}}, "unknown_id"),
-        ("GET_ACTION", {"observation": {"ann": ann, "carl": ann}}, "unknown_id"),
-        ("GET_ACTION", {"observation": {"bob": ann}}, "wrong_length"),
-        ("GET_ACTION", {"observation": ann}, "wrong_type"),
-        ("LOG_ACTION", {"observation": {"ann": ann}, "action": {}}, "wrong_length"),
-        ("LOG_ACTION", {"observation": {"ann": ann}, "action": {"ann": 3}}, "out_of_range"),
-        ("LOG_ACTION", {"observation": {"ann": ann}, "action": 0}, "wrong_type"),
-        ("LOG_RETURNS", {"reward": {"carl": 1.0}}, "unknown_id"),
-        ("LOG_RETURNS", {"reward": {"ann": 1.0}, "done": {"carl": True}}, "unknown_id"),
-        ("LOG_RETURNS", {"reward": {"ann": 1.0}, "info": {"ann": 1}}, "wrong_type"),
-        ("LOG_RETURNS", {"reward": {"__all__": 1.0}}, "unknown_id"),
-        ("LOG_RETURNS", {"reward": {}, "info": {"carl": {}}}, "unknown_id"),
-        ("LOG_RETURNS", {"reward": 1.0}, "wrong_type"),
-        ("LOG_RETURNS", {"reward": {"ann": HUGE}}, "out_of_range"),
-        ("END_EPISODE", {"observation": {"carl": ann}}, "unknown_id"),
-        ("GET_POLICIES", {"agent_ids": ["ann", "carl"]}, "unknown_id"),
-        ("EPISODES", {"episodes": [{"agents": {"carl": {}}, "id": "p"}]}, "malformed"),
-    ]  # fmt: skip
-
-
-def test_strangers_among_several_agents_cost_an_error_and_the_episode_continues() -> None:
-    with served(**TWO) as one:
-        with one.sampling(), one.voice() as voice:
-            turns = Turns(voice, "e")
-            moves = two_agents(voice)
-            for kind, fields, code in moves:
-                assert voice.refused(kind, **{"episode_id": "e", **fields}) == code, (kind, fields)
-                assert turns.act({"ann": [0, 0]})["ann"] in (0, 1, 2)
-                turns.pay({"ann": 1.0, "bob": 2.0})
-            turns.end({})
-            assert settled(one)
-        assert one.paid() == 3.0 * len(moves)
 
 
 def test_policies_that_do_not_exist_and_forms_that_cannot_be_had_are_refused() -> None:
@@ -332,7 +310,7 @@ def test_a_message_that_comes_again_gets_the_same_answer_and_is_taken_once(door:
 
 
 @pytest.mark.parametrize("kind", SEQUENCES)
-def test_another_message_under_a_number_that_was_taken_is_refused(kind: str) -> None:
+def test_another_message_under_a_number_that_was_taken_and_gaps_are_refused(kind: str) -> None:
     others: dict[str, dict[str, Any]] = {
         "GET_ACTION": {"observation": obs_of(2)}, "LOG_ACTION": {"observation": obs_of(2), "action": 0},
         "LOG_RETURNS": {"reward": 4.0}, "END_EPISODE": {"observation": obs_of(2)},
@@ -341,7 +319,11 @@ def test_another_message_under_a_number_that_was_taken_is_refused(kind: str) -> 
         with one.sampling(), one.voice() as voice:
             turns = Turns(voice, "e")
             assert turns.at(0, "LOG_RETURNS", reward=4.0)["code"] == "wrong_order"
+            for gap in (2, 9):
+                told = turns.at(gap, "LOG_RETURNS", reward=4.0)
+                assert (told["code"], told["seq"]) == ("wrong_order", gap)
             answer = SEQUENCES[kind](voice, turns)
+            assert kind == "END_EPISODE" or turns.at(0, "LOG_RETURNS", reward=4.0)["code"] == "wrong_order"
             for other in others.keys() - {kind}:
                 assert turns.at(1, other, **others[other])["code"] == "wrong_order"
             assert turns.again() == answer
@@ -349,15 +331,3 @@ def test_another_message_under_a_number_that_was_taken_is_refused(kind: str) -> 
                 turns.end(obs_of(9))
             assert settled(one)
         assert one.paid() == 2.0 * (kind == "LOG_RETURNS")
-
-
-def test_gaps_and_numbers_from_before_are_refused() -> None:
-    with served() as one, one.sampling(), one.voice() as voice:
-        turns = Turns(voice, "e")
-        turns.act(obs_of(0))
-        turns.pay(1.0)
-        for seq in (0, 1, 4, 9):
-            assert voice.refused("LOG_RETURNS", episode_id="e", reward=5.0, seq=seq) == "wrong_order"
-            answer = voice.ask("LOG_RETURNS", episode_id="e", reward=5.0, seq=seq)
-            assert answer["seq"] == seq
-        turns.pay(1.0)
