@@ -60,13 +60,16 @@ def test_episodes_are_cut_at_40_steps_and_continue() -> None:
     assert sum(batch["default_policy"]["rewards"].sum() for batch in batches) == len(steps)
 
 
-@pytest.mark.parametrize("action", [3, -1, 1.5, None])
-def test_an_action_outside_its_space_is_an_error_that_names_it(action: Any) -> None:
+@pytest.mark.parametrize(
+    ("seen", "action"),
+    [*((obs(0, 0), wrong) for wrong in (3, -1, 1.5, None)), (np.zeros(3, np.float32), 0)],
+)
+def test_an_observation_or_action_outside_its_space_is_an_error_that_names_it(seen: Any, action: Any) -> None:
     env = Told()
     with training(env, DQN) as algo:
         env.start_episode("x")
-        env.log_action("x", obs(0, 0), action)
-        with pytest.raises(ContractError, match=r"'agent0'.*action"):
+        env.log_action("x", seen, action)
+        with pytest.raises(ContractError, match=r"'agent0'.*" + ("action" if len(seen) == 2 else "obs")):
             algo.sample()
 
 

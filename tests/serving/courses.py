@@ -17,7 +17,7 @@ from menv.algorithms import PPO
 from menv.envs import RandomMultiAgentEnv
 from menv.serving import PolicyClient, PolicyServerInput
 from menv.serving.policy_server import TransportName
-from tests.inside import metrics
+from tests.serving.served import Served
 from tests.serving.talks import eventually
 
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -49,7 +49,7 @@ every_mode = pytest.mark.parametrize("mode", ["local", "remote"])
 every_transport = pytest.mark.parametrize("transport", ["tcp", "http"])
 
 
-class Course:
+class Course(Served):
     """What a server has been given.
 
     Args:
@@ -60,6 +60,8 @@ class Course:
         settings: Of the server.
     """
 
+    algo: Any
+
     def __init__(
         self,
         config: dict[str, Any] | None = None,
@@ -69,70 +71,32 @@ class Course:
         port: int = 0,
         **settings: Any,
     ) -> None:
-        settings = {"idle_timeout": 0.1, "env_steps_per_sample": 8, **settings}
-        self.batches: list[Any] = []
-        self.fault: BaseException | None = None
-        self.scheme = transport
-        self._trains = trains
-        self._over = threading.Event()
-        self.algo = kind(
-            config={
-                **CONFIG,
-                "input": lambda ioctx: PolicyServerInput(
-                    ioctx, "127.0.0.1", port, transport=transport, **settings
-                ),
-                **(config or {}),
-            }
-        )
-        self._thread = threading.Thread(target=self._run)
+        settings = {"idle_timeout": 0.1, "env_steps_per_sample": 8, "transport": transport, **settings}
+        made: list[PolicyServerInput] = []
+
+        def source(ioctx: Any) -> PolicyServerInput:
+            made.append(PolicyServerInput(ioctx, "127.0.0.1", port, **settings))
+            return made[0]
+
+        super().__init__(kind(config={**CONFIG, "input": source, **(config or {})}), made[0])
+        self.port: int = self.envs.addresses[0][1]
+        self.address = f"{transport}://127.0.0.1:{self.port}"
+        self._run = self.training() if trains else self.sampling()
 
     def __enter__(self) -> Course:
-        self._thread.start()
+        self._run.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(20)
-        self.algo.stop()
-        assert self.fault is None, self.fault
-
-    @property
-    def port(self) -> int:
-        port: int = self.algo.input_address[1]
-        return port
-
-    @property
-    def address(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.port}"
-
-    def column(self, name: str, policy: str = "default_policy") -> Any:
-        """Return a column of all that came."""
-        found = [batch[policy][name] for batch in list(self.batches) if policy in batch]
-        return np.concatenate(found) if found else np.zeros(0)
+        try:
+            self._run.__exit__(None, None, None)
+        finally:
+            self.algo.stop()
 
     def has_rewards(self, paid: list[float], policy: str = "default_policy") -> bool:
         """Wait for rewards; return whether exactly these came."""
         eventually(lambda: len(self.column("rewards", policy)) >= len(paid))
         return sorted(self.column("rewards", policy).tolist()) == sorted(paid)
-
-    def summary(self) -> Any:
-        """Return what the algorithm knows of its episodes."""
-        return metrics(self.algo).summary()
-
-    @property
-    def report(self) -> Any:
-        """Return what the server reports of its clients."""
-        return self.algo._external_clients.report()["external"]
-
-    def _run(self) -> None:
-        try:
-            while not self._over.is_set():
-                if self._trains:
-                    self.algo.train()
-                else:
-                    self.batches.append(dict(self.algo.sample().policy_batches))
-        except BaseException as fault:
-            self.fault = fault
 
 
 @contextlib.contextmanager

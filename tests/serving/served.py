@@ -163,7 +163,8 @@ class Served:
 
     def column(self, name: str, policy: str = "default_policy") -> Any:
         """Return a column of all fragments that the thread has sampled."""
-        return np.concatenate([batch[policy][name] for batch in self.batches if policy in batch])
+        found = [batch[policy][name] for batch in list(self.batches) if policy in batch]
+        return np.concatenate(found) if found else np.zeros(0)
 
     @contextlib.contextmanager
     def _in_a_thread(self, do: Callable[[], object]) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.serving.doors import TCP, Door
-from tests.serving.served import AGENTS, TWO, Served, obs_of, served
+from tests.serving.served import Served, obs_of, served
 from tests.serving.voices import Voice
 
 TOO_LARGE = [99.0, 0.0, 0.0]
@@ -62,42 +62,6 @@ def kind(message: dict[str, Any]) -> dict[str, Any]:
     return {"kind" if key == "type" else key: value for key, value in message.items()}
 
 
-def test_refusals_come_in_the_order_of_what_is_refused() -> None:
-    with served() as one, one.sampling(), one.voice(TCP) as voice:
-        begin(voice, 2)
-        said = (
-            asks("e0", TOO_LARGE),
-            {"type": "PING"},
-            asks("e1", TOO_LARGE),
-            asks("nobody", obs_of(0)),
-            asks("e1", [0.0]),
-            b"{}",
-            asks("e1", TOO_LARGE),
-            asks("e0", obs_of(0), reward="much"),
-            asks("e0", TOO_LARGE),
-            {"type": "LOG_RETURNS", "episode_id": "e0", "reward": 1.0},
-        )
-        say_at_once(voice, TCP, *said)
-        told = [voice.hear() for _ in said]
-        assert [answer.get("code", answer["type"]) for answer in told] == [
-            "out_of_range", "PONG", "out_of_range", "unknown_episode", "wrong_length", "malformed",
-            "out_of_range", "wrong_type", "out_of_range", "OK",
-        ]  # fmt: skip
-
-
-def test_the_same_question_twice_in_one_round_is_answered_twice_and_asked_once() -> None:
-    with served() as one, one.voice(TCP) as voice:
-        with one.sampling():
-            begin(voice, 1)
-            said = asks("e0", obs_of(0), seq=0, reward=2.0)
-            say_at_once(voice, TCP, said, said)
-            first, second = voice.hear(), voice.hear()
-            assert first == second
-            assert first["type"] == "ACTION"
-            assert voice.ask("END_EPISODE", episode_id="e0", observation=obs_of(1))["type"] == "OK"
-        assert one.paid() == pytest.approx(2.0)
-
-
 def calls_of_the_network(one: Served) -> list[int]:
     """Return a list that grows by the number of rows of each call."""
     backend: Any = one.algo.get_policy().networks.backend  # type: ignore[attr-defined]
@@ -111,18 +75,8 @@ def calls_of_the_network(one: Served) -> list[int]:
     return calls
 
 
-def test_what_is_asked_in_one_round_is_decided_together() -> None:
-    with served() as one:
-        calls = calls_of_the_network(one)
-        with one.sampling(), one.voice(TCP) as voice:
-            names = begin(voice, 16)
-            say_at_once(voice, TCP, *(asks(name, obs_of(number)) for number, name in enumerate(names)))
-            assert sorted(heard(voice, 16)) == sorted(names)
-        assert sum(calls) == 16
-        assert len(calls) <= 4
-
-
 def test_as_many_questions_as_were_answered_last_are_waited_for_and_decided_in_one_call() -> None:
+    """What is asked in one round of the loop is decided together."""
     with served(settings={"batch_wait": 2.0}) as one:
         calls = calls_of_the_network(one)
         with one.sampling(), one.voice() as voice:
@@ -135,13 +89,3 @@ def test_as_many_questions_as_were_answered_last_are_waited_for_and_decided_in_o
                 voice.tell(**kind(asks(name, obs_of(1))))
             assert sorted(heard(voice, 3)) == names
         assert calls[-2:] == [3, 3]
-
-
-def test_a_bad_question_of_several_agents_costs_only_its_own_episode() -> None:
-    with served(**TWO) as one, one.sampling(), one.voice() as voice:
-        begin(voice, 3)
-        good = {"ann": [0.1, 0.2], "bob": [0.1, 0.2, 0.3]}
-        say_at_once(voice, TCP, asks("e0", good), asks("e1", {**good, "bob": [0.1]}), asks("e2", good))
-        answers = heard(voice, 3)
-        assert sorted(answers) == ["e0", "e2", "wrong_length"]
-        assert answers["e0"]["action"].keys() == AGENTS.keys()

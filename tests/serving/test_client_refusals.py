@@ -127,17 +127,6 @@ def test_steps_for_which_the_server_has_no_room_wait_until_it_has() -> None:
 
 
 @every_transport
-def test_an_episode_of_any_length_is_sent_in_chunks_that_fit(
-    transport: TransportName,
-) -> None:
-    with playing("local", transport=transport, env_steps_per_sample=10_000, limits=SMALL) as (course, client):
-        play(client, [7.0] * 900, "large")
-        play(client, [1.0, 2.0, 3.0])
-        client.update_policy_weights()
-        assert course.has_rewards([7.0] * 900 + [1.0, 2.0, 3.0])
-
-
-@every_transport
 def test_a_server_that_takes_no_episodes_says_why_whatever_the_transport(transport: TransportName) -> None:
     config = {"multiagent": {"observation_fn": lambda agent_obs, **_: agent_obs}}
     with playing("local", config, transport=transport) as (_, client):

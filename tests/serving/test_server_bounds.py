@@ -11,7 +11,7 @@ from menv import MultiAgentEnv
 from menv.algorithms import DQN
 from menv.serving import Limits, RLlinkInput
 from tests.serving.doors import HTTP, TCP, Door, every_door
-from tests.serving.served import ACTIONS, OBS, TWO, Served, all_taken, obs_of, served, settled
+from tests.serving.served import ACTIONS, OBS, Served, all_taken, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice, episode
 
@@ -26,20 +26,20 @@ def held_back(one: Served) -> int:
     return int(one.source.sessions.backlog.waiting)
 
 
-def flood(voice: Voice, count: int = 100) -> list[str]:
-    """Send far more than is taken; return the codes of the answers."""
-    for number in range(count):
-        voice.tell("EPISODES", episodes=[long_episode(id=f"e{number}")])
+def errors(voice: Voice) -> list[str]:
+    """Return the codes of the answers to what was said, but for those that wait."""
     voice.tell("PING")
-    answers = []
+    found = []
     while (answer := voice.hear())["type"] != "PONG":
-        answers.append(answer["code"])
-    return answers
+        found.append(answer["code"])
+    return found
 
 
 def test_episodes_that_nobody_samples_are_refused_once_too_much_waits() -> None:
     with served(kind=RLlinkInput, settings=LITTLE) as one, one.voice() as voice:
-        codes = flood(voice)
+        for number in range(100):
+            voice.tell("EPISODES", episodes=[long_episode(id=f"e{number}")])
+        codes = errors(voice)
         assert set(codes) == {"too_many"}
         assert 80 < len(codes) < 100
         assert 50_000 < held_back(one) < 110_000
@@ -87,11 +87,7 @@ def test_requests_that_wait_for_the_sampler_are_bounded() -> None:
     with served(kind=RLlinkInput) as one, one.voice() as voice:
         for _ in range(100):
             voice.tell("EPISODES_AND_GET_STATE", episodes=[], form="weights")
-        voice.tell("PING")
-        codes = []
-        while (answer := voice.hear())["type"] != "PONG":
-            codes.append(answer["code"])
-        assert codes == ["too_many"] * (100 - 64)
+        assert errors(voice) == ["too_many"] * (100 - 64)
         with one.sampling():
             assert {voice.hear()["type"] for _ in range(64)} == {"SET_STATE"}
             assert voice.ask("EPISODES_AND_GET_STATE", episodes=[], form="weights")["type"] == "SET_STATE"
@@ -104,27 +100,9 @@ def test_a_message_that_comes_again_and_again_is_answered_a_few_times() -> None:
         turns.tell("GET_ACTION", observation=obs_of(0))
         for _ in range(99):
             turns.tell_again()
-        voice.tell("PING")
-        codes = []
-        while (answer := voice.hear())["type"] != "PONG":
-            codes.append(answer["code"])
-        assert codes == ["too_many"] * (100 - 16)
+        assert errors(voice) == ["too_many"] * (100 - 16)
         with one.sampling():
             assert {voice.hear()["type"] for _ in range(16)} == {"ACTION"}
-
-
-def test_agents_of_an_episode_are_bounded() -> None:
-    with (
-        served(**TWO, settings={"limits": Limits(max_agents=1)}) as one,
-        one.sampling(),
-        one.voice() as voice,
-    ):
-        turns = Turns(voice, "e")
-        both = {"ann": [0, 0], "bob": [0, 0, 0]}
-        assert voice.refused("GET_ACTION", episode_id="e", observation=both) == "too_many"
-        assert voice.refused("GET_POLICIES", episode_id="f", agent_ids=["ann", "bob"]) == "too_many"
-        assert set(turns.act({"ann": [0, 0]})) == {"ann"}
-        assert voice.ask("GET_POLICIES", episode_id="f", agent_ids=["ann"])["type"] == "POLICIES"
 
 
 class Crowd(MultiAgentEnv):
@@ -135,7 +113,7 @@ class Crowd(MultiAgentEnv):
         self.possible_agents, self.agents = [], []
 
 
-def test_agents_of_an_episode_are_bounded_also_where_they_come_one_after_the_other() -> None:
+def test_agents_of_an_episode_are_bounded_at_once_and_one_after_the_other() -> None:
     crowd: dict[str, Any] = {
         "env": Crowd,
         "observation_space": None,
@@ -151,27 +129,21 @@ def test_agents_of_an_episode_are_bounded_also_where_they_come_one_after_the_oth
         one.voice(HTTP) as voice,
     ):
         voice.greet()
+        turns = Turns(voice, "e")
+        assert turns.act(dict.fromkeys("abcd", obs_of(0))).keys() == set("abcd")
+        many = dict.fromkeys("abcde", obs_of(0))
+        assert voice.refused("GET_ACTION", episode_id="e", observation=many) == "too_many"
 
         def bring(*agents: str) -> Any:
             parts = {name: episode([obs_of(0), obs_of(1)], [0], [1.0]) | {"t": 0} for name in agents}
             entry = {"id": "z", "is_terminated": False, "is_truncated": False, "agents": parts}
-            return voice.ask("EPISODES", episodes=[entry]).get("code", "taken")
+            return voice.ask("EPISODES", episodes=[entry]).get("code", "OK")
 
         def asked(*agents: str) -> Any:
-            return voice.ask("GET_POLICIES", episode_id="x", agent_ids=list(agents)).get("code", "told")
+            return voice.ask("GET_POLICIES", episode_id="x", agent_ids=list(agents)).get("code", "OK")
 
-        assert [bring("a", "b", "c"), bring("c", "d"), bring("e"), bring("a")] == [
-            "taken",
-            "taken",
-            "too_many",
-            "taken",
-        ]
-        assert [asked("a", "b", "c"), asked("c", "d"), asked("e"), asked("a")] == [
-            "told",
-            "told",
-            "too_many",
-            "told",
-        ]
+        for ask in (bring, asked):
+            assert [ask("a", "b", "c"), ask("c", "d"), ask("e"), ask("a")] == ["OK", "OK", "too_many", "OK"]
 
 
 # Over HTTP a client is gone that has no connection for so long.

@@ -32,7 +32,7 @@ def column(space: Any, rows: int, seed: int, form: str) -> tuple[Any, Any]:
     samples = [space.sample() for _ in range(rows)]
     if form == "row by row" or not isinstance(space, NUMBERS):
         return samples, samples
-    array = np.array(samples, space.dtype).reshape(rows, *space.shape)
+    array = np.array(samples, space.dtype).reshape(rows, *(space.shape or ()))
     return samples, array if form == "packed" else array.tolist()
 
 
@@ -49,7 +49,7 @@ def test_episodes_of_any_spaces_survive_the_wire_bit_for_bit(
 ) -> None:
     obs, acts = column(observations, steps + 1, seed, form), column(actions, steps, seed, form)
     rewards = np.arange(steps, dtype=np.float64) / 7
-    raw = to_raw(episode(obs[1], acts[1], rewards, "truncated"))
+    raw = to_raw(episode(obs[1], acts[1], rewards.tolist(), "truncated"))
     found = read_episode(raw, lambda agent_id: (observations, actions))
     read = found.pieces[None].steps
     assert found.steps == len(read.actions) == steps
@@ -71,7 +71,7 @@ ROOM: dict[str, Any] = {
         "flags": S.MultiBinary(2), "pixels": S.Box(0, 255, (1,), np.uint8), "truth": S.Box(0, 1, (3,), np.bool_),
         "wide": S.Box(-1, 1, (2, 65), np.float32),
     }),
-}  # type: ignore[arg-type]  # fmt: skip
+}  # fmt: skip
 HERE: dict[str, Any] = {
     "a b": [[0.0, 0.0], 0], "box": [1, -1], "choice": -1, "choices": [1, 8], "flags": [True, 0], "pixels": [255],
     "truth": [1, True, 0], "wide": [[0.5] * 65] * 2,
