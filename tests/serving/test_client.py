@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium as gym
@@ -71,6 +72,15 @@ def test_every_reward_arrives_once_with_what_the_application_saw_and_did(
         assert (logp < 0).all()
         assert course.column("truncateds").sum() == 1
         assert course.column("terminateds").sum() == 3
+
+
+@every_mode
+def test_several_threads_play_many_episodes_through_one_client(mode: str) -> None:
+    rewards = [[100.0 * number + step for step in range(9)] for number in range(16)]
+    with playing(mode) as (course, client), ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda paid: play(client, paid), rewards))
+        client.close()
+        assert course.has_rewards([reward for paid in rewards for reward in paid])
 
 
 @every_mode

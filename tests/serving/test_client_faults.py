@@ -242,7 +242,7 @@ def test_every_reward_arrives_once_in_random_games_over_connections_that_are_cut
 @contextlib.contextmanager
 def away(client: PolicyClient, monkeypatch: pytest.MonkeyPatch, asks: bool = False) -> Iterator[None]:
     """Let a client find nobody, or hear none of the answers."""
-    attempt: Any = client._first._attempt
+    attempt: Any = client._session._attempt
 
     def fail(*arguments: Any, **options: Any) -> Any:
         if asks:
@@ -250,7 +250,7 @@ def away(client: PolicyClient, monkeypatch: pytest.MonkeyPatch, asks: bool = Fal
         raise ServerGoneError("nobody there")
 
     with monkeypatch.context() as changed:
-        changed.setattr(client._first, "_attempt", fail)
+        changed.setattr(client._session, "_attempt", fail)
         yield
 
 
@@ -281,7 +281,7 @@ def test_a_question_that_found_no_server_is_asked_again_and_its_observation_is_t
 
 def interrupted(client: PolicyClient, call: Any, *arguments: Any) -> None:
     """Make a call that is left while it waits; its answer comes later."""
-    connection: Any = client._first._connection
+    connection: Any = client._session._connection
     receive = connection.receive
 
     def fails() -> bytes:

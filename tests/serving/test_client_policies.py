@@ -164,7 +164,7 @@ def test_actions_are_as_probable_as_they_were_under_the_weights_that_chose_them(
         other.set_weights({key: value + 1.0 for key, value in other.get_weights().items()})
         assert client._actor is not None
         client._actor._take(
-            SetState(weights_seq_no=99), {"default_policy": other.get_weights()}, client._first.session
+            SetState(weights_seq_no=99), {"default_policy": other.get_weights()}, client._session.session
         )
         client.end_episode(name, observation(4))
         client.close()

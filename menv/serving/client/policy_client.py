@@ -244,9 +244,10 @@ class PolicyClient:
     `log_action` is played remotely as a whole. A policy whose connectors keep state for each agent episode, such as
     stacked frames, needs remote inference.
 
-    Several threads may call one client, for many episodes; the calls of one episode must follow one another. A forked
-    process needs a new client. The client replaces a lost connection and repeats lost messages. With several agents,
-    observations, actions, rewards and infos are dicts by agent id, and ids are texts.
+    Several threads may call one client, for many episodes; the calls of one episode must follow one another. With
+    "remote" inference they share one connection and wait for each other's answers: give each thread a client where that
+    is too slow. A forked process needs a new client. The client replaces a lost connection and repeats lost messages.
+    With several agents, observations, actions, rewards and infos are dicts by agent id, and ids are texts.
 
     Args:
         address: Such as "http://localhost:9900"; also https, tcp and tcps. Certificates are checked against
@@ -280,27 +281,24 @@ class PolicyClient:
         seed: int | None = None,
     ) -> None:
         check_settings(inference_mode, update_interval, timeout, client, seed)
-        self._address = read_address(address)
+        where = read_address(address)
         check_token(token)
-        self._token, self._name, self._timeout = token, client, timeout
         self._lock = threading.Lock()
         self._is_closed = False
-        self._sessions: list[tuple[threading.Thread, ClientSession]] = []
         self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}
-        self._per_thread = threading.local()
-        self._first = self._per_thread.session = self._new_session()
+        self._session = ClientSession(where, token, client, timeout)
         try:
-            self._action_space = action_spaces(self._first.config)
+            self._action_space = action_spaces(self._session.config)
         except BaseException:
             self._disconnect()
             raise
-        self._multi_agent = bool(self._first.config.multi_agent)
+        self._multi_agent = bool(self._session.config.multi_agent)
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._actor: LocalActor | None = None
         if inference_mode == "local":
             from menv.serving.client import local_actor, local_episode
 
-            self._actor = local_actor.LocalActor(self._first, update_interval, seed)
+            self._actor = local_actor.LocalActor(self._session, update_interval, seed)
             self._make_local_episode = local_episode.LocalEpisode
 
     def __enter__(self) -> PolicyClient:
@@ -340,7 +338,7 @@ class PolicyClient:
             ServerGoneError: The client was closed.
             CallOrderError: The process was forked after the client was created.
         """
-        self._first.check_open()
+        self._session.check_open()
         check_start(episode_id, training_enabled)
         name = uuid.uuid4().hex if episode_id is None else episode_id
         if name in self._episodes or name in self._ended:
@@ -468,13 +466,12 @@ class PolicyClient:
     def _disconnect(self) -> None:
         self._is_closed = True
         self._episodes.clear()
-        for _, session in self._sessions:
-            session.close()
+        self._session.close()
 
     def _episode(self, call: str, episode_id: str) -> RemoteEpisode | LocalEpisode:
         with contextlib.suppress(KeyError, TypeError):
             return self._episodes[episode_id]
-        self._first.check_open()
+        self._session.check_open()
         why = "is completed" if isinstance(episode_id, str) and episode_id in self._ended else "was not found"
         raise EpisodeError(
             f"{call}: episode {episode_id!r:.80} {why}, expected one that is open; call start_episode first"
@@ -489,9 +486,7 @@ class PolicyClient:
 
     def _new_episode(self, name: str, trained: bool) -> RemoteEpisode | LocalEpisode:
         if self._actor is None:
-            return RemoteEpisode(
-                self._thread_session(), self._multi_agent, self._action_space, name, trained=trained
-            )
+            return RemoteEpisode(self._session, self._multi_agent, self._action_space, name, trained=trained)
         episode = self._make_local_episode(self._actor, name, trained, self._multi_agent, self._make_remote)
         self._actor.opened(episode)
         return episode
@@ -499,7 +494,7 @@ class PolicyClient:
     def _make_remote(self, episode: LocalEpisode) -> RemoteEpisode:
         assert self._actor is not None
         remote = RemoteEpisode(
-            self._first, self._multi_agent, self._action_space, episode.episode_id, trained=episode.trained
+            self._session, self._multi_agent, self._action_space, episode.episode_id, trained=episode.trained
         )
         # After the request: if the server has no room, the episode stays local.
         self._actor.forget(episode)
@@ -508,26 +503,3 @@ class PolicyClient:
             remote.add_returns(early if self._multi_agent else sum(early.values()), None, None)
         self._episodes[episode.episode_id] = remote
         return remote
-
-    def _thread_session(self) -> ClientSession:
-        """Return this thread's session; with local inference all threads share one."""
-        if self._actor is not None:
-            return self._first
-        session: ClientSession | None = getattr(self._per_thread, "session", None)
-        if session is None:
-            session = self._per_thread.session = self._adopt_session() or self._new_session()
-        return session
-
-    def _adopt_session(self) -> ClientSession | None:
-        with self._lock:
-            for index, (owner, session) in enumerate(self._sessions):
-                if not owner.is_alive():
-                    self._sessions[index] = threading.current_thread(), session
-                    return session
-        return None
-
-    def _new_session(self) -> ClientSession:
-        opened = ClientSession(self._address, self._token, self._name, self._timeout)
-        with self._lock:
-            self._sessions.append((threading.current_thread(), opened))
-        return opened
