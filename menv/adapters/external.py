@@ -35,7 +35,6 @@ from menv.errors import CALLER, ContractError, EnvCrashError, EnvFault, in_words
 from menv.external_env import over, stopped
 
 _NOT_OVER: dict[AgentId, bool] = {ALL: False}
-_FEW = 16
 
 
 class RequestSource:
@@ -473,19 +472,12 @@ class ExternalEnvs(Adapter):
             del self._episodes[channel.episode_id]
             self._free_trackers.append(tracker)
 
-    def _count_steps(self) -> None:
-        stepped, self._stepped = self._stepped, []
-        if len(stepped) > _FEW:
-            self._env_steps += np.bincount(stepped, minlength=len(self._env_steps))
-            return
-        for index in stepped:
-            self._env_steps[index] += 1
-
     def _deliver(self) -> Ready:
         due, self._due = self._due, []
         self._asked = due
         all_plain, self._num_plain = self._num_plain == len(due), 0
-        self._count_steps()
+        np.add.at(self._env_steps, self._stepped, 1)
+        self._stepped = []
         trackers = [episode.tracker for episode in due]
         layouts = [tracker.waiting for tracker in trackers]
         before, slots = self._delivered

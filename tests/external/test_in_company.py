@@ -17,16 +17,11 @@ from menv.serving.policy_server import PolicyServerInput
 from tests.external.told import Told, ask_steps, calling, obs, training
 from tests.external.walk import Walk, same_columns, walk_on
 from tests.inside import metrics, sampler
+from tests.serving.test_played_elsewhere import SETTINGS as ELSEWHERE
 
-LSTM = {"use_lstm": True, "lstm_cell_size": 8}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "filter": {"observation_filter": "MeanStdFilter"},
-    "frames": {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]},
-    "lstm": {"model": LSTM},
+SETTINGS = {
+    **ELSEWHERE,
     "gru": {"model": {"use_gru": True, "lstm_cell_size": 8}},
-    "filter and lstm": {"observation_filter": "MeanStdFilter", "model": LSTM},
-    "clipped rewards": {"clip_rewards": True},
     "greedy": {"explore": False},
 }
 
@@ -109,7 +104,7 @@ def test_episodes_at_once_do_not_share_what_they_remember() -> None:
     config: dict[str, Any] = {
         "rollout_fragment_length": 30,
         "train_batch_size": 30,
-        "model": LSTM,
+        "model": {"use_lstm": True, "lstm_cell_size": 8},
         "explore": False,
     }
     with training(env, PPO, **config) as algo:

@@ -75,46 +75,50 @@ def test_a_setting_of_the_wrong_kind_is_a_named_error(settings: dict[str, Any], 
         Access(**settings)
 
 
-def test_a_request_of_a_web_page_is_refused_unless_the_page_is_allowed() -> None:
-    access = Access(allowed_origins=["https://lab.example"])
-    with serving(HTTP, access=access) as (server, talks):
-        at = server.addresses[0]
-        for origin in (
-            "https://evil.example",
-            "null",
-            "http://lab.example",
-            "https://lab.example.evil.example",
-            "",
-        ):
-            assert status_of(HTTP, at, f"Host: localhost\r\nOrigin: {origin}\r\n") == 403
-        assert talks.all == []
-        assert status_of(HTTP, at, "Host: localhost\r\nOrigin: https://lab.example\r\n") == 200
-        assert len(talks.all) == 1
+PAGE = "https://lab.example"
+HERE = "Host: localhost\r\n"
+SECRET = f"Authorization: Bearer {TOKEN}\r\n"
+KEPT_OUT: list[tuple[dict[str, Any], int, list[str]]] = [
+    ({"allowed_origins": [PAGE]}, 403, [
+        f"{HERE}Origin: {page}\r\n" for page in (
+            "https://evil.example", "null", "http://lab.example", "https://lab.example.evil.example", "",
+        )
+    ]),
+    ({"allowed_hosts": ["lab.example"]}, 403, [
+        f"Host: {host}\r\n" for host in (
+            "evil.example", "evil.example:80", "localhost.evil.example", "10.0.0.1", "[::2]:80", "",
+        )
+    ]),
+    ({"token": TOKEN}, 403, [f"Host: evil.example\r\nOrigin: https://evil.example\r\n{SECRET}"]),
+    ({"token": TOKEN}, 401, [
+        HERE, *(f"{HERE}Authorization: {wrong}\r\n" for wrong in (f"Bearer {TOKEN}x", TOKEN, f"Basic {TOKEN}")),
+    ]),
+]  # fmt: skip
+LET_IN: list[tuple[dict[str, Any], list[str]]] = [
+    ({"allowed_origins": [PAGE]}, [f"{HERE}Origin: {PAGE}\r\n"]),
+    ({"allowed_hosts": ["lab.example"]}, [
+        f"Host: {host}\r\n" for host in ("127.0.0.1", "127.0.0.1:80", "LOCALHOST:1", "lab.example", "[::1]:80")
+    ]),
+    *(({"address": address, "token": TOKEN}, [
+        f"Host: {host}\r\n{SECRET}" for host in (
+            "192.168.1.7:80", "menv.default.svc.cluster.local:9900", "trainer", "xn--bcher-kva.example",
+        )
+    ]) for address in ("0.0.0.0", "127.0.0.1")),
+    ({"token": TOKEN}, [f"{HERE}Authorization: bearer  {TOKEN} \r\n"]),
+]  # fmt: skip
 
 
-def test_a_name_that_was_made_to_point_here_is_refused() -> None:
-    with serving(HTTP, access=Access(allowed_hosts=["lab.example"])) as (server, talks):
-        at = server.addresses[0]
-        for host in ("evil.example", "evil.example:80", "localhost.evil.example", "10.0.0.1", "[::2]:80", ""):
-            assert status_of(HTTP, at, f"Host: {host}\r\n") == 403
-        assert talks.all == []
-        for host in ("127.0.0.1", f"127.0.0.1:{at[1]}", "LOCALHOST:1", "lab.example", "[::1]:80"):
-            assert status_of(HTTP, at, f"Host: {host}\r\n") == 200
-
-
-def test_clients_with_the_token_may_call_a_server_by_any_name() -> None:
-    for address in ("0.0.0.0", "127.0.0.1"):
-        with serving(HTTP, access=Access(address=address, token=TOKEN)) as (server, _):
-            at = ("127.0.0.1", server.addresses[0][1])
-            for host in (
-                "192.168.1.7:80",
-                "menv.default.svc.cluster.local:9900",
-                "trainer",
-                "xn--bcher-kva.example",
-            ):
-                assert status_of(HTTP, at, f"Host: {host}\r\n{SECRET}") == 200
-            page = "Origin: https://evil.example\r\n"
-            assert status_of(HTTP, at, f"Host: evil.example\r\n{page}{SECRET}") == 403
+def test_pages_names_and_tokens_that_are_not_allowed_are_kept_out_of_every_request() -> None:
+    for settings, status, requests in KEPT_OUT:
+        with serving(HTTP, access=Access(**settings)) as (server, talks):
+            for headers in requests:
+                assert status_of(HTTP, server.addresses[0], headers) == status, headers
+            assert talks.all == []
+    for settings, requests in LET_IN:
+        with serving(HTTP, access=Access(**settings)) as (server, talks):
+            for headers in requests:
+                assert status_of(HTTP, ("127.0.0.1", server.addresses[0][1]), headers) == 200, headers
+            assert {talk.token for talk in talks.all} == {settings.get("token")}
 
 
 def test_each_refusal_is_logged_once_with_the_option_that_allows_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,24 +144,8 @@ def test_each_refusal_is_logged_once_with_the_option_that_allows_it(caplog: pyte
     assert len(told) == len(set(told)) == 20
 
 
-def test_http_needs_the_token_in_every_request() -> None:
-    with serving(HTTP, access=Access(token=TOKEN)) as (server, talks):
-        at = server.addresses[0]
-        for value in (
-            "",
-            *(f"Authorization: {wrong}\r\n" for wrong in (f"Bearer {TOKEN}x", TOKEN, f"Basic {TOKEN}")),
-        ):
-            assert status_of(HTTP, at, f"Host: localhost\r\n{value}") == 401
-        assert talks.all == []
-        for right in (f"Bearer {TOKEN}", f"bearer  {TOKEN} "):
-            assert status_of(HTTP, at, f"Host: localhost\r\nAuthorization: {right}\r\n") == 200
-        assert {talk.token for talk in talks.all} == {TOKEN}
-
-
-PAGE = "https://lab.example"
 OF_PAGES = Access(token=TOKEN, allowed_origins=[PAGE, "null"])
-FROM_PAGE = f"Host: localhost\r\nOrigin: {PAGE}\r\n"
-SECRET = f"Authorization: Bearer {TOKEN}\r\n"
+FROM_PAGE = f"{HERE}Origin: {PAGE}\r\n"
 
 
 def response(file: BinaryIO) -> tuple[int, dict[str, str], bytes]:
@@ -192,7 +180,7 @@ def test_a_page_that_is_allowed_may_send_and_read_over_one_connection() -> None:
         assert (status, body, headers["access-control-allow-origin"]) == (200, b"{body", PAGE)
 
 
-BEARER = f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+BEARER = HERE + SECRET
 ASKS: dict[str, Any] = {"settings": {"token": TOKEN}}
 REQUESTS: dict[str, dict[str, Any]] = {
     "GET_STATE": {},

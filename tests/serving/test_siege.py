@@ -256,16 +256,20 @@ def awaiting_weights(turns: Turns) -> float:
     return 0.0
 
 
-def kill(one: Served, number: int) -> None:
-    """Bring a client into one of all states and reset its connection."""
+def kill(one: Served, number: int) -> bool:
+    """Bring a client into one of all states and reset its connection; return whether its episode stays open.
+
+    HTTP has no connection that could be lost.
+    """
     states = (*STATES, half_a_frame, brought, awaiting_weights)
     voice: Voice = one.voice(HTTP if number % 9 in (1, 4) else TCP)
     if number % 2:
         voice.greet()
-    state = states[number % len(states)]
-    if state is not half_a_frame or voice.client.door is TCP:
+    state, over_http = states[number % len(states)], voice.client.door is HTTP
+    if state is not half_a_frame or not over_http:
         state(Turns(voice, "e"))
     voice.client.reset()
+    return over_http and state is not half_a_frame
 
 
 def kills(count: int) -> Served:
@@ -273,11 +277,11 @@ def kills(count: int) -> Served:
     with served(settings={"return_s": 0.05, "limits": Limits(handshake_s=600.0)}) as one:
         with one.training():
             with Healthy(one).playing() as healthy:
-                kill(one, 0)
+                left = int(kill(one, 0))
                 # One more thread encodes weights.
                 threads, files = threading.active_count() + 1, len(open_files())
                 for number in range(count):
-                    kill(one, number)
+                    left += kill(one, number)
                     if number % 10 == 0:
                         with one.voice() as next_one:
                             next_one.ping()
@@ -286,20 +290,9 @@ def kills(count: int) -> Served:
                 assert eventually(lambda: len(open_files()) <= files)
                 assert eventually(lambda: any(result["num_env_steps_trained"] for result in one.results))
             assert healthy.episodes > 1
-            assert settled(one, episodes=_over_http(count))
+            assert settled(one, episodes=left)
         assert one.status["server_faults"] == 0
     return one
-
-
-def _over_http(count: int) -> int:
-    """Return how many of the kills leave an episode open: HTTP has no connection that could be lost."""
-    left = 0
-    for number in range(-1, count):
-        at = max(number, 0)
-        states = (*STATES, half_a_frame, brought, awaiting_weights)
-        door = HTTP if at % 9 in (1, 4) else TCP
-        left += door.name == "http" and states[at % len(states)] is not half_a_frame
-    return left
 
 
 def test_clients_that_are_killed_in_every_state_leave_nothing_behind_and_training_continues() -> None:
