@@ -97,11 +97,7 @@ class PolicyServer(RequestSource):
 
     Args:
         name: Name of the input, for errors.
-        ioctx: The argument of the function `config["input"]`.
-        transports: One for each port.
-        limits: Limits of each client.
-        access: Who may connect.
-        idle_timeout: Seconds without a step after which `train()` returns and reports it; None waits forever.
+        ioctx: See `PolicyServerInput`, as for all up to `idle_timeout`.
         max_staleness: Updates by which weights may be behind when PPO learns from their steps; None for any.
         return_s: Seconds in which a client that lost its connection may return to its episodes.
         batch_wait: Seconds that a request for an action waits for the next one, to be batched with it.
@@ -124,9 +120,12 @@ class PolicyServer(RequestSource):
         self,
         name: str,
         ioctx: InputContext,
-        transports: Sequence[Transport],
+        address: str,
+        port: int,
         *,
+        transport: TransportName | Transport | Sequence[Transport] = "http",
         limits: Limits | None = None,
+        token: str | None = None,
         access: Access | None = None,
         idle_timeout: float | None = 30.0,
         max_staleness: int | None = None,
@@ -136,6 +135,7 @@ class PolicyServer(RequestSource):
         force_on_policy: bool | None = None,
         clients_act: bool = False,
     ) -> None:
+        transports = _transports(name, ioctx, port, transport)
         _check(
             limits=limits, access=access, transports=transports, idle_timeout=idle_timeout, max_staleness=max_staleness,
             return_s=return_s, batch_wait=batch_wait, env_steps_per_sample=env_steps_per_sample,
@@ -155,7 +155,7 @@ class PolicyServer(RequestSource):
         self._name, self._clients_act = name, clients_act
         self._env_steps_per_sample, self._force_on_policy = env_steps_per_sample, force_on_policy
         self._trainer: Trainer | None = None
-        limits, access = limits or Limits(), access or Access()
+        limits, access = limits or Limits(), access or Access(address=address, token=token)
         self._lock = threading.Lock()
         self.sessions = ServerSessions(self.broker, ioctx, limits, access, self._post, return_s)
         self.server = Server(self.sessions, transports, limits, access)
@@ -302,7 +302,7 @@ class PolicyServerInput(ExternalEnvs):
         idle_timeout: float | None = 30.0,
         **settings: Any,
     ) -> None:
-        server = _make_server(
+        server = PolicyServer(
             type(self).__name__, ioctx, address, port, transport=transport, limits=limits, token=token, access=access,
             idle_timeout=idle_timeout, **settings,
         )  # fmt: skip
@@ -325,21 +325,12 @@ class RLlinkInput(ExternalEnvs):
         self, ioctx: InputContext, address: str = "127.0.0.1", port: int = 5555, **settings: Any
     ) -> None:
         settings = {"transport": "tcp", **settings}
-        server = _make_server(type(self).__name__, ioctx, address, port, clients_act=True, **settings)
+        server = PolicyServer(type(self).__name__, ioctx, address, port, clients_act=True, **settings)
         super().__init__(server, **server.described)
 
 
-def _make_server(
-    name: str,
-    ioctx: InputContext,
-    address: str,
-    port: int,
-    *,
-    transport: Any,
-    token: str | None = None,
-    access: Access | None = None,
-    **settings: Any,
-) -> PolicyServer:
+def _transports(name: str, ioctx: InputContext, port: int, transport: Any) -> Sequence[Transport]:
+    """Return the transports of a server, or raise `ConfigError`."""
     if not isinstance(ioctx, InputContext):
         raise ConfigError(
             f"{name}: its first argument is a {type(ioctx).__name__}, expected the InputContext "
@@ -349,12 +340,9 @@ def _make_server(
         raise ConfigError(
             f"{name}: port {port!r}, expected an integer from 0 to {_MAX_PORT}; 0 takes one that is free"
         )
-    worker_port = port + ioctx.worker_index if port else 0
-    transports = (
-        transport if isinstance(transport, list | tuple) else [_make_transport(transport, worker_port)]
-    )
-    access = access or Access(address=address, token=token)
-    return PolicyServer(name, ioctx, transports, access=access, **settings)
+    if isinstance(transport, list | tuple):
+        return transport
+    return [_make_transport(transport, port + ioctx.worker_index if port else 0)]
 
 
 _TRANSPORTS = {

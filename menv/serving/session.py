@@ -390,8 +390,9 @@ class ServerSessions:
         self._over: MenvError | None = None
         # Decisions of the sampler's thread since the last `send_decisions`.
         self._decisions: deque[Decision] = deque()
-        # Number of actions sent since the last `latency`, and the sum and maximum of their seconds; then those before.
-        self._waited, self._waited_before = (0, 0.0, 0.0), (0, 0.0)
+        # Number of actions sent and the sum of their seconds, also at the last `latency`; the most seconds since then.
+        self._waited = self._reported = (0, 0.0)
+        self._longest = 0.0
         self.action_requests = ActionRequestHandler(broker, ioctx, limits, self._decisions.append)
         self.ingest = EpisodeIngest(broker, ioctx, limits)
         # Long work is done one after the other.
@@ -524,16 +525,16 @@ class ServerSessions:
             waiting, episode.waiting = episode.waiting, []
             body = encode(answer)
             replies += [(responder.reply, body) for responder in waiting]
-        count, total, most = self._waited
-        self._waited = count + len(waited), total + sum(waited), max([most, *waited])
+        self._waited = self._waited[0] + len(waited), self._waited[1] + sum(waited)
+        self._longest = max([self._longest, *waited])
         # Encode everything first, then send: a peer that waits in between falls asleep, and waking it is expensive.
         for reply, body in replies:
             reply(body)
 
     def latency(self) -> dict[str, float | None]:
         """Return milliseconds from receiving a request to sending its action, since the last call."""
-        (count, total, most), self._waited = self._waited, (0, 0.0, 0.0)
-        self._waited_before = self._waited_before[0] + count, self._waited_before[1] + total
+        count, total = (now - then for now, then in zip(self._waited, self._reported, strict=True))
+        self._reported, most, self._longest = self._waited, self._longest, 0.0
         return {
             "latency_ms_mean": 1e3 * total / count if count else None,
             "latency_ms_max": 1e3 * most if count else None,
@@ -541,12 +542,11 @@ class ServerSessions:
 
     def metrics(self) -> str:
         """Return figures since the start in the text format of Prometheus."""
-        (count, total, _), (count_before, total_before) = self._waited, self._waited_before
         figures = {
             "clients_connected": len(self.connected),
             "open_episodes": self.broker.open_episodes,
-            "actions_total": count + count_before,
-            "action_latency_seconds_total": total + total_before,
+            "actions_total": self._waited[0],
+            "action_latency_seconds_total": self._waited[1],
             "messages_refused_total": self.num_refused,
         }
         kinds = {True: "counter", False: "gauge"}
