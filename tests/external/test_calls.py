@@ -20,28 +20,10 @@ from tests.external.told import (
     log_steps,
     obs,
     rewards_of,
-    rows,
     steps_of,
     training,
 )
 from tests.inside import sampler
-
-
-def test_episodes_that_interleave_are_kept_apart() -> None:
-    env = Told()
-    with training(env, DQN, rollout_fragment_length=15) as algo:
-        names = [env.start_episode() for _ in range(3)]
-        for step in range(5):
-            for number in (2, 0, 1):
-                env.log_action(names[number], obs(number, step), number)
-                env.log_returns(names[number], 10.0 * number + step)
-        for number in (1, 2, 0):
-            env.end_episode(names[number], obs(number, 5))
-        found = [algo.sample()]
-    assert steps_of(found) == {number: [0, 1, 2, 3, 4] for number in range(3)}
-    assert rewards_of(found) == {number: [10.0 * number + step for step in range(5)] for number in range(3)}
-    assert all(row["actions"] == row["obs"][0] for row in rows(found))
-    assert len({(int(row["obs"][0]), int(row["eps_id"])) for row in rows(found)}) == 3
 
 
 def test_many_threads_play_many_episodes_at_once() -> None:

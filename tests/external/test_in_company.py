@@ -99,35 +99,6 @@ def test_logged_actions_go_through_the_same_connectors(settings: dict[str, Any],
             np.testing.assert_array_equal(first[name], logged[name], err_msg=name)
 
 
-def test_episodes_at_once_do_not_share_what_they_remember() -> None:
-    env = Told()
-    config: dict[str, Any] = {
-        "rollout_fragment_length": 30,
-        "train_batch_size": 30,
-        "model": {"use_lstm": True, "lstm_cell_size": 8},
-        "explore": False,
-    }
-    with training(env, PPO, **config) as algo:
-        names = [env.start_episode() for _ in range(3)]
-
-        def play(number: int) -> None:
-            ask_steps(env, names[number], number, 10)
-            env.end_episode(names[number], obs(number, 10))
-
-        with calling(*[lambda number=number: play(number) for number in range(3)]):
-            batch = algo.sample()["default_policy"]
-        policy = algo.get_policy()
-        for piece in batch.split_by_episode():
-            state = policy.get_initial_state()
-            for row in piece.rows():
-                for number, part in enumerate(state):
-                    np.testing.assert_array_equal(part, row[f"state_in_{number}"])
-                _, states, _ = policy.compute_actions(
-                    [row["obs"]], [part[None] for part in state], explore=False
-                )
-                state = [part[0] for part in states]
-
-
 class Told_(DefaultCallbacks):  # noqa: N801 - read as "told"
     """Writes down what it is told."""
 

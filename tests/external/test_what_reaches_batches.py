@@ -57,24 +57,6 @@ def test_what_a_caller_says_is_in_the_columns_of_its_step(logs: bool, truncated:
     assert not batch["default_policy"].segments.final_missing.any()
 
 
-def test_no_policy_learns_from_an_excluded_episode_and_the_metrics_count_it() -> None:
-    env = Told()
-
-    def play() -> None:
-        for number, enabled in enumerate((True, False, True)):
-            episode = env.start_episode(training_enabled=enabled)
-            assert set(ask_steps(env, episode, number, 4)) <= {0, 1, 2}
-            env.end_episode(episode, obs(number, 4))
-
-    with training(env, rollout_fragment_length=12, train_batch_size=12) as algo:
-        with calling(play):
-            result = algo.train()
-        assert result["num_env_steps_sampled"] == 12
-        assert result["num_agent_steps_trained"] == result["num_env_steps_trained"] == 8
-        assert result["episodes_this_iter"] == 3
-        assert result["hist_stats"]["episode_reward"] == [10.0, 10.0, 10.0]
-
-
 def test_a_fragment_without_rows_to_learn_from_is_allowed() -> None:
     env = Told()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -198,26 +197,24 @@ def test_an_illegal_move_costs_an_error_and_the_episode_continues(door: Door, se
         assert one.summary()["hist_stats"]["episode_lengths"] == [len(moves)]
 
 
+STEPS: dict[str, dict[str, Any]] = {
+    "GET_ACTION": {"observation": obs_of(1)},
+    "LOG_ACTION": {"observation": obs_of(1), "action": 0},
+    "LOG_RETURNS": {"reward": 2.0, "info": {"a": 1}},
+    "END_EPISODE": {"observation": obs_of(1)},
+}
+
+
 @pytest.mark.each_value
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        ("GET_ACTION", {"observation": obs_of(1)}),
-        ("LOG_ACTION", {"observation": obs_of(1), "action": 0}),
-        ("LOG_RETURNS", {"reward": 5.0}),
-        ("END_EPISODE", {"observation": obs_of(1)}),
-    ],
-)
+@pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize("numbered", [False, True], ids=["without numbers", "with numbers"])
-def test_no_message_of_an_episode_is_taken_while_its_action_is_awaited(
-    kind: str, fields: Any, numbered: bool
-) -> None:
+def test_no_message_of_an_episode_is_taken_while_its_action_is_awaited(kind: str, numbered: bool) -> None:
     with served() as one, one.voice() as voice:
         seq = iter(range(10)) if numbered else iter(lambda: None, 0)
         assert voice.ask("START_EPISODE", episode_id="e", seq=next(seq))["type"] == "EPISODE"
         first = next(seq)
         voice.tell("GET_ACTION", episode_id="e", observation=obs_of(0), seq=first)
-        assert voice.refused(kind, episode_id="e", seq=next(seq), **fields) == "wrong_order"
+        assert voice.refused(kind, episode_id="e", seq=next(seq), **STEPS[kind]) == "wrong_order"
         with one.sampling():
             answer = voice.hear()
             assert (answer["type"], answer.get("seq")) == ("ACTION", first)
@@ -229,12 +226,7 @@ def test_no_message_of_an_episode_is_taken_while_its_action_is_awaited(
 def test_nothing_is_taken_after_the_end_and_an_id_is_used_once() -> None:
     with served() as one, one.sampling(), one.voice() as voice:
         Turns(voice, "e").end(obs_of(0))
-        for kind, fields in (
-            ("GET_ACTION", {"observation": obs_of(0)}),
-            ("LOG_ACTION", {"observation": obs_of(0), "action": 0}),
-            ("LOG_RETURNS", {"reward": 1.0}),
-            ("END_EPISODE", {"observation": obs_of(0)}),
-        ):
+        for kind, fields in STEPS.items():
             assert voice.refused(kind, episode_id="e", **fields) == "unknown_episode"
         assert voice.refused("START_EPISODE", episode_id="e") == "wrong_order"
         assert voice.ask("START_EPISODE")["episode_id"] != voice.ask("START_EPISODE")["episode_id"]
@@ -278,17 +270,9 @@ def test_an_episode_is_either_played_elsewhere_or_asked_for_here() -> None:
         assert turns.act(obs_of(0)) in (0, 1)
 
 
-SEQUENCES: dict[str, Callable[[Voice, Turns], Any]] = {
-    "GET_ACTION": lambda voice, turns: turns.say("GET_ACTION", observation=obs_of(1)),
-    "LOG_ACTION": lambda voice, turns: turns.say("LOG_ACTION", observation=obs_of(1), action=1),
-    "LOG_RETURNS": lambda voice, turns: turns.say("LOG_RETURNS", reward=2.0, info={"a": 1}),
-    "END_EPISODE": lambda voice, turns: turns.say("END_EPISODE", observation=obs_of(1)),
-}
-
-
 @pytest.mark.each_value
 @every_door
-@pytest.mark.parametrize("kind", SEQUENCES)
+@pytest.mark.parametrize("kind", STEPS)
 def test_a_message_that_comes_again_gets_the_same_answer_and_is_taken_once(door: Door, kind: str) -> None:
     with served() as one:
         with one.sampling(), one.voice(door) as voice:
@@ -297,7 +281,7 @@ def test_a_message_that_comes_again_gets_the_same_answer_and_is_taken_once(door:
             assert turns.again() == {"type": "EPISODE", "episode_id": "e", "seq": 0}
             turns.act(obs_of(0))
             turns.pay(1.0)
-            answer = SEQUENCES[kind](voice, turns)
+            answer = turns.say(kind, **STEPS[kind])
             assert answer["seq"] == 3
             assert [turns.again() for _ in range(3)] == [answer] * 3
             if kind != "END_EPISODE":
@@ -309,12 +293,8 @@ def test_a_message_that_comes_again_gets_the_same_answer_and_is_taken_once(door:
         assert one.refused == 0
 
 
-@pytest.mark.parametrize("kind", SEQUENCES)
+@pytest.mark.parametrize("kind", STEPS)
 def test_another_message_under_a_number_that_was_taken_and_gaps_are_refused(kind: str) -> None:
-    others: dict[str, dict[str, Any]] = {
-        "GET_ACTION": {"observation": obs_of(2)}, "LOG_ACTION": {"observation": obs_of(2), "action": 0},
-        "LOG_RETURNS": {"reward": 4.0}, "END_EPISODE": {"observation": obs_of(2)},
-    }  # fmt: skip
     with served() as one:
         with one.sampling(), one.voice() as voice:
             turns = Turns(voice, "e")
@@ -322,10 +302,10 @@ def test_another_message_under_a_number_that_was_taken_and_gaps_are_refused(kind
             for gap in (2, 9):
                 told = turns.at(gap, "LOG_RETURNS", reward=4.0)
                 assert (told["code"], told["seq"]) == ("wrong_order", gap)
-            answer = SEQUENCES[kind](voice, turns)
+            answer = turns.say(kind, **STEPS[kind])
             assert kind == "END_EPISODE" or turns.at(0, "LOG_RETURNS", reward=4.0)["code"] == "wrong_order"
-            for other in others.keys() - {kind}:
-                assert turns.at(1, other, **others[other])["code"] == "wrong_order"
+            for other in STEPS.keys() - {kind}:
+                assert turns.at(1, other, **STEPS[other])["code"] == "wrong_order"
             assert turns.again() == answer
             if kind != "END_EPISODE":
                 turns.end(obs_of(9))

@@ -14,28 +14,17 @@ import pytest
 
 from menv.algorithms import DQN, PPO
 from menv.callbacks import DefaultCallbacks
-from menv.envs import RandomMultiAgentEnv
 from menv.errors import ConfigError
 from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
 from menv.serving import PolicyClient, RLlinkInput
 from menv.serving.protocol import Episodes, GetState
-from tests.serving.courses import Course, every_mode, observation, playing
+from tests.serving.courses import TEAMS, Course, every_mode, observation, playing
 from tests.serving.doors import HTTP, TCP, Door, every_door
 from tests.serving.served import Served, obs_of, served
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice, episode
 
 PATIENCE_S = 20.0
-TEAMS: dict[str, Any] = {
-    "env": RandomMultiAgentEnv,
-    "env_config": {"num_agents": ["red_0", "blue_0"]},
-    "observation_space": None,
-    "action_space": None,
-    "multiagent": {
-        "policies": ["red", "blue"],
-        "policy_mapping_fn": lambda agent_id, **kwargs: agent_id.partition("_")[0],
-    },
-}
 FEW_STEPS: dict[str, Any] = {"num_steps_sampled_before_learning_starts": 0, "rollout_fragment_length": 8}
 """Of DQN."""
 

@@ -10,7 +10,7 @@ import pytest
 from menv import MultiAgentEnv
 from menv.algorithms import DQN
 from menv.serving import Limits, RLlinkInput
-from tests.serving.doors import HTTP, TCP, Door, every_door
+from tests.serving.doors import HTTP, Door, every_door
 from tests.serving.served import ACTIONS, OBS, Served, all_taken, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice, episode
@@ -68,19 +68,6 @@ def test_actions_that_were_logged_and_nobody_samples_are_refused_once_too_much_w
             assert eventually(lambda: held_back(one) == 0)
             assert voice.ask("LOG_RETURNS", episode_id="e", reward=1.0, info=info)["type"] == "OK"
             assert voice.ask("LOG_ACTION", episode_id="e", observation=obs_of(0), action=0)["type"] == "OK"
-
-
-def test_open_episodes_of_a_client_are_bounded_however_they_are_begun() -> None:
-    with served(settings={"limits": Limits(max_episodes=3)}) as one, one.sampling(), one.voice(TCP) as voice:
-        assert voice.ask("START_EPISODE")["type"] == "EPISODE"
-        assert voice.ask("GET_POLICIES", episode_id="p", agent_ids=["agent0"])["type"] == "POLICIES"
-        voice.bring({**long_episode(id="q"), "is_terminated": False})
-        assert voice.refused("START_EPISODE") == "too_many"
-        assert voice.refused("GET_POLICIES", episode_id="r", agent_ids=["agent0"]) == "too_many"
-        assert voice.refused("EPISODES", episodes=[long_episode(id="r")]) == "too_many"
-        # One that was announced has its place.
-        voice.bring(long_episode(id="p"))
-        assert voice.ask("START_EPISODE")["type"] == "EPISODE"
 
 
 def test_requests_that_wait_for_the_sampler_are_bounded() -> None:
@@ -268,15 +255,26 @@ def announces(voice: Voice) -> Any:
     return voice.ask("GET_POLICIES", episode_id="another", agent_ids=["agent0"])
 
 
+@pytest.mark.parametrize("of_all", [False, True], ids=["of a client", "of all clients"])
 @pytest.mark.parametrize("begin", [starts, brings, announces])
-def test_open_episodes_are_bounded_over_all_clients(begin: Callable[[Voice], Any]) -> None:
-    settings = {"limits": Limits(max_open_episodes=3)}
-    with served(settings=settings) as one, one.sampling(), one.voice() as first, one.voice() as second:
-        second.greet()
-        turns = [Turns(first, name) for name in ("a", "b", "c")]
-        refused = begin(second)
+def test_open_episodes_are_bounded_however_they_are_begun(
+    begin: Callable[[Voice], Any], of_all: bool
+) -> None:
+    limits = Limits(max_open_episodes=3) if of_all else Limits(max_episodes=3)
+    with (
+        served(settings={"limits": limits}) as one,
+        one.sampling(),
+        one.voice() as first,
+        one.voice() as second,
+    ):
+        turns = Turns(first, "a")
+        assert first.ask("GET_POLICIES", episode_id="b", agent_ids=["agent0"])["type"] == "POLICIES"
+        first.bring(played(1, over=False, id="c"))
+        refused = begin(second if of_all else first)
         assert (refused["type"], refused["code"]) == ("ERROR", "too_many")
-        assert "3 episodes of all clients are open" in refused["message"]
-        turns[0].end(obs_of(1))
+        assert f"3 episodes{' of all clients' * of_all} are open" in refused["message"]
+        # One that was announced has its place.
+        first.bring(played(1, over=False, id="b"))
+        turns.end(obs_of(1))
         assert begin(second)["type"] != "ERROR"
-        assert begin(first)["code"] == "too_many"
+        assert begin(first).get("code") == ("too_many" if of_all else None)
