@@ -112,6 +112,9 @@ class EpisodeChannel:
         over: Whether the last step was sent.
         lost: Why the episode was lost, else None.
         chunked: Whether its caller sends trajectory chunks.
+        tracker: The sampler's own record of the agents, from the first step that it has read; so are the next two.
+        step: The step that waits for an answer; None if there is none.
+        acted: Whether an agent was asked, or acted in a chunk; without that the episode does not count.
     """
 
     episode_id: str
@@ -128,6 +131,9 @@ class EpisodeChannel:
     over: bool = False
     lost: str | None = None
     chunked: bool = False
+    tracker: Any = None
+    step: ChannelStep | None = None
+    acted: bool = False
 
     def next_step(
         self, obs: Mapping[AgentId, Any] | None, callback: ActionCallback | None = None

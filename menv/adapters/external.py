@@ -122,23 +122,6 @@ class EnvThreads(RequestSource):
         self.broker.fail(fault)
 
 
-class ExternalEpisode:
-    """An open episode as the sampler sees it.
-
-    Attributes:
-        step: The step that waits for an answer; None if there is none.
-        acted: Whether an agent was asked, or acted in a chunk; without that the episode does not count.
-    """
-
-    __slots__ = ("acted", "channel", "step", "tracker")
-
-    def __init__(self, channel: EpisodeChannel, tracker: AgentTracker) -> None:
-        self.channel = channel
-        self.tracker = tracker
-        self.step: ChannelStep | None = None
-        self.acted = False
-
-
 class ExternalEnvs(Adapter):
     """The open episodes of one `RequestSource`.
 
@@ -177,7 +160,7 @@ class ExternalEnvs(Adapter):
         self.possible_agents = list(possible_agents)
         self._possible = frozenset(self.possible_agents) or None
         self._allocator = SlotAllocator()
-        self._episodes: dict[EnvId, ExternalEpisode] = {}
+        self._episodes: dict[EnvId, EpisodeChannel] = {}
         self._free_trackers: list[AgentTracker] = []
         # Of episodes whose last chunk was delivered; the sampler uses their slots until the next poll.
         self._closing: list[AgentTracker] = []
@@ -185,11 +168,11 @@ class ExternalEnvs(Adapter):
         self._counts = self._env_steps = np.zeros(0, np.int64)
         # Indices of sub-environments that stepped since the last poll, once per step.
         self._stepped: list[int] = []
-        self._due: list[ExternalEpisode] = []
+        self._due: list[EpisodeChannel] = []
         # How many of these have new observations and rewards, and nothing else.
         self._num_plain = 0
         # Episodes that wait for answers, in the order of the rows that were delivered last.
-        self._asked: list[ExternalEpisode] = []
+        self._asked: list[EpisodeChannel] = []
         self._events = PollEvents()
         self._chunks: list[TrajectoryChunk] = []
         self._delivered = (list[WaitingAgents](), np.zeros(0, np.int64))
@@ -236,15 +219,15 @@ class ExternalEnvs(Adapter):
     def _answer(self, slots: Any, actions: Any) -> None:
         due = self._match_all(slots, actions) or self._match(slots, actions)
         # The channels are free before their callers get the answers, for these call again at once.
-        self.broker.answered([episode.channel for episode, _, _ in due])
+        self.broker.answered([episode for episode, _, _ in due])
         for episode, step, answers in due:
             episode.step = None
             step.respond(answers)
 
     def _match(
         self, slots: object, actions: object
-    ) -> list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]]:
-        due: list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]] = []
+    ) -> list[tuple[EpisodeChannel, ChannelStep, Mapping[AgentId, Any]]]:
+        due: list[tuple[EpisodeChannel, ChannelStep, Mapping[AgentId, Any]]] = []
         for env_id, answers in by_sub_environment(slots, actions, self._allocator.seats).items():
             episode = self._episodes.get(env_id)
             step = None if episode is None else episode.step
@@ -256,7 +239,7 @@ class ExternalEnvs(Adapter):
 
     def _match_all(
         self, slots: Any, actions: Any
-    ) -> list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]] | None:
+    ) -> list[tuple[EpisodeChannel, ChannelStep, Mapping[AgentId, Any]]] | None:
         """Match answers to all rows of the last poll in their order, without a lookup; None if they are not."""
         if (
             slots is not self._delivered[1]
@@ -264,7 +247,7 @@ class ExternalEnvs(Adapter):
             or len(actions) != len(slots)
         ):
             return None
-        due: list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]] = []
+        due: list[tuple[EpisodeChannel, ChannelStep, Mapping[AgentId, Any]]] = []
         rest = iter(actions)
         for episode in self._asked:
             if episode.step is None:
@@ -295,7 +278,7 @@ class ExternalEnvs(Adapter):
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row."""
         episodes = self._episodes
-        unread = self.broker.held_rewards(episode.channel for episode in episodes.values())
+        unread = self.broker.held_rewards(episodes.values())
         found: dict[EnvId, dict[AgentId, float]] = dict(unread.items())
         for env_id, episode in episodes.items():
             for agent, reward in episode.tracker.held.items():
@@ -338,54 +321,51 @@ class ExternalEnvs(Adapter):
             raise
 
     def _process_step(self, channel: EpisodeChannel, step: ChannelStep) -> bool:
-        episode = self._episodes.get(channel.episode_id)
         if channel.chunked:
             # The only step of such an episode reports its loss.
-            if episode is not None:
-                self._report_lost(episode)
-                now = int(self._env_steps[episode.tracker.env_index])
-                self._deliver_chunk(episode, _lost_chunk(episode.tracker, now))
+            if channel.tracker is not None:
+                self._report_lost(channel)
+                now = int(self._env_steps[channel.tracker.env_index])
+                self._deliver_chunk(channel, _lost_chunk(channel.tracker, now))
             return False
-        if episode is None:
+        if channel.tracker is None:
             if step.over is not None:
                 self._drop(channel, step.rewards)
                 return False
-            episode = self._begin(channel, step)
+            self._begin(channel, step)
         elif (
             step.obs
             and not (step.infos or step.done or step.over)
-            and episode.tracker.step_plain(step.obs, step.rewards)
+            and channel.tracker.step_plain(step.obs, step.rewards)
         ):
             # Nearly all steps: the same agents.
-            self._stepped.append(episode.tracker.env_index)
+            self._stepped.append(channel.tracker.env_index)
             self._num_plain += step.actions is None
-        elif self._step(episode, step):
+        elif self._step(channel, step):
             del self._episodes[channel.episode_id]
-            self._free_trackers.append(episode.tracker)
+            self._free_trackers.append(channel.tracker)
             return False
-        if not episode.tracker.waiting.agents:
+        if not channel.tracker.waiting.agents:
             self.broker.answered([channel])
             step.respond({})
             return False
-        episode.step, channel.busy = step, True
-        episode.acted = True
-        self._due.append(episode)
+        channel.step, channel.busy, channel.acted = step, True, True
+        self._due.append(channel)
         return True
 
-    def _begin(self, channel: EpisodeChannel, step: ChannelStep) -> ExternalEpisode:
-        episode, before = self._open(channel), len(self._events.joined)
-        episode.tracker.add_rewards(step.rewards, self._events)
+    def _begin(self, channel: EpisodeChannel, step: ChannelStep) -> None:
+        tracker, before = self._open(channel), len(self._events.joined)
+        tracker.add_rewards(step.rewards, self._events)
         # An agent that was done before its first observation never acts.
         obs = {agent: value for agent, value in (step.obs or {}).items() if agent not in step.done}
-        episode.tracker.begin(obs, step.infos, self._events)
+        tracker.begin(obs, step.infos, self._events)
         self._mark_untrained(channel, before)
-        return episode
 
-    def _step(self, episode: ExternalEpisode, step: ChannelStep) -> bool:
+    def _step(self, channel: EpisodeChannel, step: ChannelStep) -> bool:
         """Process one env step; True if the episode is over."""
-        tracker, events = episode.tracker, self._events
+        tracker, events = channel.tracker, self._events
         if step.obs is None:
-            self._report_lost(episode)
+            self._report_lost(channel)
             tracker.lose(step.rewards, events)
             return True
         self._stepped.append(tracker.env_index)
@@ -394,9 +374,9 @@ class ExternalEnvs(Adapter):
             terminated, truncated = step.over or (False, False)
             terminateds, truncateds = {**step.done, ALL: terminated}, {ALL: truncated}
         before = len(events.joined)
-        finished = tracker.step((step.obs, step.rewards, terminateds, truncateds, step.infos), events)
-        self._mark_untrained(episode.channel, before)
-        if finished and not episode.acted:
+        finished = bool(tracker.step((step.obs, step.rewards, terminateds, truncateds, step.infos), events))
+        self._mark_untrained(channel, before)
+        if finished and not channel.acted:
             self._exclude_from_means()
         return finished
 
@@ -404,38 +384,35 @@ class ExternalEnvs(Adapter):
         """Mark the last ended episode: without a step it does not count."""
         self._events.episodes[-1] = self._events.episodes[-1]._replace(faulty=True)
 
-    def _report_lost(self, episode: ExternalEpisode) -> None:
+    def _report_lost(self, channel: EpisodeChannel) -> None:
         """Report a lost episode, if an agent has acted in it."""
-        channel = episode.channel
-        if not episode.acted:
+        if not channel.acted:
             return
         text = f"episode {channel.episode_id!r:.60} was broken off: {channel.lost}"
-        index = episode.tracker.env_index
-        self._events.faults.append(
-            EnvFault(channel.episode_id, index, CALLER, text, (CALLER, str(channel.lost), 0))
-        )
+        cause, index = (CALLER, str(channel.lost), 0), channel.tracker.env_index
+        self._events.faults.append(EnvFault(channel.episode_id, index, CALLER, text, cause))
 
     def _add_chunk(self, channel: EpisodeChannel, trajectory: ExternalTrajectory) -> None:
         """Process a chunk; one without actions begins no episode."""
-        episode = self._episodes.get(channel.episode_id)
-        if episode is None and not any(len(steps.rewards) for steps in trajectory.agents.values()):
-            self._drop(channel, trajectory.unclaimed)
-            return
-        episode = episode or self._open(channel)
-        episode.acted, tracker = True, episode.tracker
+        if channel.tracker is None:
+            if not any(len(steps.rewards) for steps in trajectory.agents.values()):
+                self._drop(channel, trajectory.unclaimed)
+                return
+            self._open(channel)
+        channel.acted, tracker = True, channel.tracker
         self._env_steps[tracker.env_index] += trajectory.env_steps
         tracker.episode_steps += trajectory.env_steps
         self._add_unclaimed(tracker, trajectory.unclaimed)
-        now = int(self._env_steps[tracker.env_index])
-        self._deliver_chunk(episode, next_chunk(tracker, trajectory, now))
+        self._deliver_chunk(channel, next_chunk(tracker, trajectory, int(self._env_steps[tracker.env_index])))
 
-    def _deliver_chunk(self, episode: ExternalEpisode, chunk: TrajectoryChunk) -> None:
+    def _deliver_chunk(self, channel: EpisodeChannel, chunk: TrajectoryChunk) -> None:
         self._chunks.append(chunk)
         if chunk.episode is not None:
-            del self._episodes[episode.channel.episode_id]
-            self._closing.append(episode.tracker)
+            del self._episodes[channel.episode_id]
+            self._closing.append(channel.tracker)
 
-    def _open(self, channel: EpisodeChannel) -> ExternalEpisode:
+    def _open(self, channel: EpisodeChannel) -> AgentTracker:
+        """Give a channel a tracker."""
         if self._free_trackers:
             tracker = self._free_trackers.pop()
             tracker.reopen(channel.episode_id)
@@ -445,8 +422,8 @@ class ExternalEnvs(Adapter):
             if index == len(self._counts):
                 self._counts = np.append(self._counts, np.zeros_like(self._counts, shape=64 + index))
             self._env_steps = self._counts[: index + 1]
-        episode = self._episodes[channel.episode_id] = ExternalEpisode(channel, tracker)
-        return episode
+        self._episodes[channel.episode_id], channel.tracker = channel, tracker
+        return tracker
 
     def _mark_untrained(self, channel: EpisodeChannel, before: int) -> None:
         """Exclude the trajectories after the first `before` joins from learning, if the caller wants that."""
@@ -464,7 +441,7 @@ class ExternalEnvs(Adapter):
     def _drop(self, channel: EpisodeChannel, rewards: Mapping[AgentId, float]) -> None:
         """Forget an episode in which no agent acted, and report its rewards as unclaimed."""
         if any(rewards.values()):
-            tracker = self._open(channel).tracker
+            tracker = self._open(channel)
             self._add_unclaimed(tracker, rewards)
             tracker.begin({}, {}, self._events)
             tracker.step(({}, {}, {ALL: True}, {ALL: False}, {}), self._events)
@@ -499,7 +476,7 @@ class ExternalEnvs(Adapter):
         )  # fmt: skip
 
 
-def _chosen_actions(episodes: Iterable[ExternalEpisode]) -> dict[int, Any]:
+def _chosen_actions(episodes: Iterable[EpisodeChannel]) -> dict[int, Any]:
     """Return the actions that callers chose themselves, by slot."""
     return {
         slot: episode.step.actions[agent]

@@ -316,8 +316,7 @@ class EpisodeIngest:
     def _check(self, episode: WireEpisode, where: str) -> None:
         if self._ioctx.multi_agent and episode.id is None:
             raise BadMessageError(
-                ErrorCode.MALFORMED,
-                f"{where}: no field 'id', expected one for an episode of several agents",
+                ErrorCode.MALFORMED, f"{where}: no field 'id', expected one for an episode of several agents"
             )
         self._check_num_agents(episode.unclaimed, where)
         self._check_num_agents(episode.pieces, where)

@@ -345,10 +345,7 @@ def _transports(name: str, ioctx: InputContext, port: int, transport: Any) -> Se
     return [_make_transport(transport, port + ioctx.worker_index if port else 0)]
 
 
-_TRANSPORTS = {
-    "tcp": ("tcp", "TcpTransport"),
-    "http": ("http", "HttpTransport"),
-}
+_TRANSPORTS = {"tcp": ("tcp", "TcpTransport"), "http": ("http", "HttpTransport")}
 
 
 def _make_transport(transport: object, port: int) -> Transport:

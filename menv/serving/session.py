@@ -24,12 +24,7 @@ from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serialization import space_to_json
-from menv.serving.action_requests import (
-    ActionRequestHandler,
-    ClientState,
-    Decision,
-    Responder,
-)
+from menv.serving.action_requests import ActionRequestHandler, ClientState, Decision, Responder
 from menv.serving.episodes import EpisodeIngest
 from menv.serving.limits import MOST_BEFORE_TOKEN, Limits
 from menv.serving.protocol import (
@@ -268,8 +263,7 @@ class Session:
         for name in chosen:
             if name not in known:
                 raise BadMessageError(
-                    ErrorCode.UNKNOWN_ID,
-                    f"policy_ids: no policy {name[:40]!r}, expected one of {known[:20]}",
+                    ErrorCode.UNKNOWN_ID, f"policy_ids: no policy {name[:40]!r}, expected one of {known[:20]}"
                 )
         ask = self.state.only_policy is not None and known != [self.state.only_policy]
         common: dict[str, Any] = {"weights_seq_no": number, "ask_policies": ask}

@@ -27,15 +27,7 @@ from menv.connectors.obs_preprocessor import MASK_KEY
 from menv.env_context import InputContext
 from menv.errors import ConfigError
 from menv.serialization import space_to_json
-from menv.serving.protocol import (
-    DTYPES,
-    Array,
-    BadMessageError,
-    ErrorCode,
-    PackedArray,
-    TypedDecoder,
-    fields,
-)
+from menv.serving.protocol import DTYPES, Array, BadMessageError, ErrorCode, PackedArray, TypedDecoder, fields
 from menv.spaces import bounds, flat_mask, parts_of
 
 _NAME = re.compile(r'[^"\\\x00-\x1f]*')

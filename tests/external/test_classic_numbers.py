@@ -61,8 +61,7 @@ def test_episodes_are_cut_at_40_steps_and_continue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "action"),
-    [*((obs(0, 0), wrong) for wrong in (3, -1, 1.5, None)), (np.zeros(3, np.float32), 0)],
+    ("seen", "action"), [*((obs(0, 0), wrong) for wrong in (3, -1, 1.5, None)), (np.zeros(3, np.float32), 0)]
 )
 def test_an_observation_or_action_outside_its_space_is_an_error_that_names_it(seen: Any, action: Any) -> None:
     env = Told()

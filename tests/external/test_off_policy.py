@@ -28,17 +28,6 @@ from tests.external.told import (
 from tests.inside import policy_set, sampler
 
 
-def test_an_action_that_no_policy_chose_is_recorded_unchanged() -> None:
-    env = Told(action_space=gym.spaces.Discrete(100))
-    with training(env, DQN) as algo:
-        env.start_episode("x")
-        log_steps(env, "x", 0, 10, action=42)
-        env.end_episode("x", obs(0, 10))
-        batch = algo.sample()["default_policy"]
-    assert batch["actions"].tolist() == [42] * 10
-    assert batch["off_policy"].tolist() == [True] * 10
-
-
 @pytest.mark.slow_unless("complete*")
 @pytest.mark.parametrize(
     ("batch_mode", "most"), [("truncate_episodes", 24 + 16), ("complete_episodes", 24 + 17 * 10)]
@@ -225,10 +214,7 @@ def test_off_policy_actions_of_an_own_base_env_are_recorded(algorithm: Any) -> N
 def test_an_off_policy_action_without_an_observation_is_refused() -> None:
     env = Logged([ScriptedEnv(SOLO, 0, "a")], "now")
     env.stray = True
-    with (
-        algo_of(DQN, env, {}) as algo,
-        pytest.raises(ContractError, match="off_policy_actions"),
-    ):
+    with algo_of(DQN, env, {}) as algo, pytest.raises(ContractError, match="off_policy_actions"):
         algo.sample()
 
 

@@ -39,12 +39,7 @@ class Door(NamedTuple):
 class Client:
     """One peer on a blocking socket."""
 
-    def __init__(
-        self,
-        door: Door,
-        address: tuple[str, int],
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
+    def __init__(self, door: Door, address: tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
         self.door = door
         self.socket = socket.create_connection(address, PATIENCE_S)
         if tls is not None:

@@ -19,16 +19,7 @@ from menv.serving.policy_server import TransportName
 from menv.serving.protocol import GetConfig
 from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.courses import Course, play
-from tests.serving.doors import (
-    DOORS,
-    HTTP,
-    TCP,
-    Client,
-    Door,
-    every_door,
-    http_wrap,
-    read_head,
-)
+from tests.serving.doors import DOORS, HTTP, TCP, Client, Door, every_door, http_wrap, read_head
 from tests.serving.served import ACTIONS, OBS, Served, obs_of, served
 from tests.serving.talks import meeting, serving
 from tests.serving.test_ends import the_serving_threads

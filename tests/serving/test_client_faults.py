@@ -22,16 +22,7 @@ from menv.serving.policy_server import TransportName
 from tests.inside import base_env
 from tests.interrupting import Alarm
 from tests.serving.certificates import made_in, needs_openssl
-from tests.serving.courses import (
-    TEAMS,
-    Course,
-    Wire,
-    every_mode,
-    every_transport,
-    observation,
-    play,
-    playing,
-)
+from tests.serving.courses import TEAMS, Course, Wire, every_mode, every_transport, observation, play, playing
 from tests.serving.doors import HTTP, TCP
 from tests.serving.served import PLACES, served, settled
 from tests.serving.talks import eventually

@@ -254,10 +254,7 @@ def test_agents_that_come_and_go_act_locally(trains: bool) -> None:
 
 def test_a_policy_whose_connectors_keep_state_per_agent_acts_at_the_server_only() -> None:
     with Course(STACKED) as course:
-        with (
-            PolicyClient(course.address) as client,
-            pytest.raises(ContractError, match="inference_mode"),
-        ):
+        with PolicyClient(course.address) as client, pytest.raises(ContractError, match="inference_mode"):
             client.get_action(client.start_episode(), observation(0))
         with PolicyClient(course.address, "remote") as client:
             assert len(play(client, [1.0, 2.0])) == 2

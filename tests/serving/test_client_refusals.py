@@ -156,9 +156,7 @@ def test_a_question_that_is_too_large_is_refused_whatever_the_transport(transpor
     {"reward": {"a": 1.0}, "info": {"typo": {"x": 1}}},
     {"reward": {"a": 1.0}, "multiagent_done_dict": {"typo": True}},
 ])  # fmt: skip
-def test_what_an_agent_is_paid_that_there_is_not_is_refused_once(
-    told: dict[str, Any],
-) -> None:
+def test_what_an_agent_is_paid_that_there_is_not_is_refused_once(told: dict[str, Any]) -> None:
     with playing("remote", PAIR) as (course, client):
         name = client.start_episode()
         client.get_action(name, both(0))

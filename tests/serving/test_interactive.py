@@ -78,23 +78,19 @@ def test_several_agents_with_policies_of_their_own(door: Door) -> None:
         assert told["policy_for_bob_reward"] == [14.0]
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("padding", [0, 40_000], ids=["small", "read beside"])
 @pytest.mark.parametrize("told", ["before", "with it"])
-def test_last_observations_of_agents_that_are_done_need_no_action_and_no_choice(
-    told: str, padding: int
-) -> None:
+def test_last_observations_of_agents_that_are_done_need_no_action_and_no_choice(told: str) -> None:
     agents = ("ann", "bob", "cid")
     several: dict[str, Any] = {name: dict.fromkeys(agents, space) for name, space in MASKED.items()}
     with served(DQN, **several) as one, one.sampling(), one.voice() as voice:
         turns, free = Turns(voice, "e"), {"action_mask": [1, 1, 1], "at": [0, 0]}
-        last, padded = {"action_mask": [0, 0, 0], "at": [1, 1]}, [0] * padding
+        last = {"action_mask": [0, 0, 0], "at": [1, 1]}
 
         def rest(agent: str) -> dict[str, Any]:
             if told == "before":
                 turns.pay({agent: 1.0}, done={agent: True})
-                return {"unknown": padded}
-            return {"done": {agent: True}, "unknown": padded}
+                return {}
+            return {"done": {agent: True}}
 
         assert set(turns.act(dict.fromkeys(agents, free))) == set(agents)
         more = rest("bob")

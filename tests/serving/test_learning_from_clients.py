@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -159,34 +160,44 @@ def test_an_error_of_the_mapping_ends_the_training_and_is_answered() -> None:
             one.algo.train()
 
 
+@contextlib.contextmanager
+def slowly(client: PolicyClient, kind: Any) -> Iterator[None]:
+    """Let a client's requests of a kind be sent only at the end."""
+    assert client._actor is not None
+    link, over = client._actor._server, threading.Event()
+    ask = link.ask
+
+    def waits(request: Any, **how: Any) -> Any:
+        assert type(request) is not kind or over.wait(PATIENCE_S)
+        return ask(request, **how)
+
+    link.ask = waits  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def act(client: PolicyClient, name: str, number: int = 0) -> None:
+    client.log_returns(name, 1.0)
+    client.get_action(name, observation(number))
+
+
 def test_actions_are_chosen_while_the_answer_with_new_weights_is_awaited() -> None:
     with (
         Course(force_on_policy=False) as course,
         PolicyClient(course.address, "local", update_interval=0.001) as client,
     ):
-        name = client.start_episode()
+        name, steps = client.start_episode(), 101
         client.get_action(name, observation(0))
-        assert client._actor is not None
-        link, arrived = client._actor._server, threading.Event()
-        ask = link.ask
-
-        def slowly(request: Any, **how: Any) -> Any:
-            if isinstance(request, GetState):
-                assert arrived.wait(PATIENCE_S)
-            return ask(request, **how)
-
-        link.ask = slowly  # type: ignore[method-assign]
-        course.algo.set_weights(course.algo.get_weights())
-        for number in range(100):
-            time.sleep(0.001)
-            client.log_returns(name, 1.0)
-            client.get_action(name, observation(number))
-        assert client.weights_seq_no == 1
-        arrived.set()
-        steps = 101
+        with slowly(client, GetState):
+            course.algo.set_weights(course.algo.get_weights())
+            for number in range(100):
+                time.sleep(0.001)
+                act(client, name, number)
+            assert client.weights_seq_no == 1
         while client.weights_seq_no == 1:
-            client.log_returns(name, 1.0)
-            client.get_action(name, observation(0))
+            act(client, name)
             steps += 1
         client.log_returns(name, 1.0)
         client.end_episode(name, observation(0))
@@ -198,31 +209,23 @@ def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_wai
     with playing("local", force_on_policy=False) as (course, client):
         name = client.start_episode()
         client.get_action(name, observation(0))
-        assert client._actor is not None
-        link, arrived, played, over = client._actor._server, threading.Event(), [0], threading.Event()
-        ask = link.ask
-
-        def slowly(request: Any, **settings: Any) -> Any:
-            assert type(request) is not Episodes or arrived.wait(PATIENCE_S)
-            return ask(request, **settings)
+        played, over = [0], threading.Event()
 
         def play() -> None:
             for number in range(1_000):
-                client.log_returns(name, 1.0)
-                client.get_action(name, observation(number % 100))
+                act(client, name, number % 100)
                 played[0] += 1
             over.set()
 
-        link.ask = slowly  # type: ignore[method-assign]
         thread = threading.Thread(target=play)
-        thread.start()
-        # Messages have 8 steps.
-        assert eventually(lambda: played[0] > 8 * 60)
-        assert not over.wait(0.3)
-        assert played[0] < 8 * 70
-        arrived.set()
-        assert over.wait(PATIENCE_S)
+        with slowly(client, Episodes):
+            thread.start()
+            # Messages have 8 steps.
+            assert eventually(lambda: played[0] > 8 * 60)
+            assert not over.wait(0.3)
+            assert played[0] < 8 * 70
         thread.join(PATIENCE_S)
+        assert over.is_set()
         client.log_returns(name, 1.0)
         client.end_episode(name, observation(0))
         client.close()

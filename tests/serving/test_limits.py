@@ -11,14 +11,7 @@ import pytest
 
 from menv.errors import ConfigError
 from menv.serving import Limits
-from tests.serving.doors import (
-    HTTP,
-    TCP,
-    Client,
-    Door,
-    every_door,
-    http_response,
-)
+from tests.serving.doors import HTTP, TCP, Client, Door, every_door, http_response
 from tests.serving.talks import FLOOD, HOLD, eventually, meeting, serving
 
 TINY = Limits(max_body=1_000)

@@ -144,10 +144,7 @@ def test_an_episode_may_arrive_in_chunks_even_if_the_fragment_closes_between_the
         for number, one in enumerate(whole)
     ]
     there = []
-    with (
-        server(kind, settings, rollout_fragment_length=1 if between else steps) as one,
-        one.voice() as voice,
-    ):
+    with server(kind, settings, rollout_fragment_length=1 if between else steps) as one, one.voice() as voice:
         for turn in range(max(map(len, lines))):
             for line in lines:
                 voice.bring(*line[turn : turn + 1])

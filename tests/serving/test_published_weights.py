@@ -18,9 +18,7 @@ from menv import Policy
 from menv.algorithms import PPO, SAC
 from menv.algorithms.networks.onnx_export import INPUT, LEAST_BYTES, onnx_file, rllink_model
 from menv.algorithms.training.weight_publisher import WeightsHistory
-from menv.connectors import (
-    MeanStdObservationFilterAgentConnector,
-)
+from menv.connectors import MeanStdObservationFilterAgentConnector
 from menv.errors import ConfigError
 from menv.inference.golden import columns
 from menv.inference.model_check import refuse_unsafe_model

@@ -160,8 +160,7 @@ def test_transports_import_nothing_heavy_until_they_are_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "package"),
-    [("HttpTransport", "starlette"), ("HttpTransport", "uvicorn")],
+    ("transport", "package"), [("HttpTransport", "starlette"), ("HttpTransport", "uvicorn")]
 )
 def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it(
     transport: str, package: str

@@ -14,9 +14,7 @@ from tests.serving.talks import eventually
 from tests.serving.voices import Turns, episode
 
 every_change = pytest.mark.parametrize(
-    "doors",
-    [(TCP, TCP), (TCP, HTTP), (HTTP, TCP)],
-    ids=lambda pair: "-".join(d.name for d in pair),
+    "doors", [(TCP, TCP), (TCP, HTTP), (HTTP, TCP)], ids=lambda pair: "-".join(d.name for d in pair)
 )
 State = Callable[[Turns], float]
 """Brings an episode into some state and leaves it; returns what was paid in it."""

@@ -23,13 +23,7 @@ from tests.serving.doors import (
     http_wrap,
     tcp_wrap,
 )
-from tests.serving.talks import (
-    RAISE,
-    Server,
-    Talks,
-    eventually,
-    meeting,
-)
+from tests.serving.talks import RAISE, Server, Talks, eventually, meeting
 
 MAX_BODY = 200_000
 

@@ -23,12 +23,7 @@ class Voice:
     """
 
     def __init__(
-        self,
-        door: Door,
-        address: tuple[str, int],
-        *,
-        headers: str = HEADERS,
-        session: str | None = None,
+        self, door: Door, address: tuple[str, int], *, headers: str = HEADERS, session: str | None = None
     ) -> None:
         self.client = Client(door, address)
         self._headers = f"{headers}menv-session: {session or secrets.token_hex(16)}\r\n"

@@ -294,11 +294,7 @@ class ClientSession:
     """
 
     def __init__(
-        self,
-        address: ClientAddress,
-        token: str | None = None,
-        name: str | None = None,
-        timeout: float = 60.0,
+        self, address: ClientAddress, token: str | None = None, name: str | None = None, timeout: float = 60.0
     ) -> None:
         self._address, self._token, self._name, self.timeout = address, token, name, timeout
         self._lock = threading.RLock()
