@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from menv.base_env import AgentId
 from menv.errors import ConfigError, ContractError, MenvError, in_words
-from menv.playing.game import Game, Position
+from menv.playing.game import Game, Position, metadata_of
 from menv.tracking.local_page import LocalPage
 
 _log = logging.getLogger("menv")
@@ -171,7 +171,7 @@ def _about(game: Game, title: str) -> dict[str, Any]:
 def _board(game: Game) -> dict[str, Any] | None:
     """Return the board that an environment declares: `metadata["board"]` is (rows, columns), `board` its cells."""
     env = getattr(game.env, "unwrapped", game.env)
-    shape = (getattr(env, "metadata", None) or {}).get("board")
+    shape = metadata_of(env).get("board")
     if shape is None:
         return None
     rows, columns = shape

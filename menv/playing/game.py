@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Any, Self
@@ -226,8 +226,8 @@ class Game:
 
     def observation_space(self, agent: AgentId) -> gym.Space[Any]:
         """Return the observation space of an agent."""
-        space: gym.Space[Any]
-        space = self.env.observation_space if self._single else self.env.get_observation_space(agent)
+        env = self.env
+        space: gym.Space[Any] = env.observation_space if self._single else env.get_observation_space(agent)
         return space
 
     def action_name(self, agent: AgentId, action: Any) -> str:
@@ -283,13 +283,7 @@ class Game:
             raise self.own.missing(agent)
         reward, info = self._rewards.pop(agent, 0.0), self._infos.get(agent)
         (action, state, _), *_ = local_policy_inference(
-            policy,
-            ENV,
-            agent,
-            self._obs[agent],
-            reward,
-            info=info,
-            explore=not self._greedy,
+            policy, ENV, agent, self._obs[agent], reward, info=info, explore=not self._greedy
         )
         self._states[agent] = state
         return action
@@ -311,20 +305,17 @@ class Game:
     def _step(self, answers: dict[AgentId, Any]) -> None:
         plain = {agent: one.item() if isinstance(one, np.generic) else one for agent, one in answers.items()}
         # The latest ones last.
-        self._last_actions = {
-            agent: one for agent, one in self._last_actions.items() if agent not in plain
-        } | plain
+        earlier = [(agent, one) for agent, one in self._last_actions.items() if agent not in plain]
+        self._last_actions = dict(earlier) | plain
         self._steps += 1
         self._current.length = self._steps
         if self._single:
             obs, reward, terminated, truncated, info = self.env.step(answers[SINGLE_AGENT])
-            terminateds, truncateds = (
-                {ALL: as_flag(flag, f"step: {name}")}
-                for name, flag in (("terminated", terminated), ("truncated", truncated))
+            ends = (
+                {ALL: as_flag(terminated, "step: terminated")},
+                {ALL: as_flag(truncated, "step: truncated")},
             )
-            result: Any = (
-                {SINGLE_AGENT: obs}, {SINGLE_AGENT: reward}, terminateds, truncateds, {SINGLE_AGENT: info}
-            )  # fmt: skip
+            result: Any = ({SINGLE_AGENT: obs}, {SINGLE_AGENT: reward}, *ends, {SINGLE_AGENT: info})
         else:
             result = self.env.step(answers)
         obs, rewards, terminateds, truncateds, infos = validate_step(result, self._wrong)
@@ -355,7 +346,7 @@ class Game:
 
         It has neither `render_for` nor a board, which all agents see.
         """
-        board = (getattr(getattr(self.env, "unwrapped", self.env), "metadata", None) or {}).get("board")
+        board = metadata_of(getattr(self.env, "unwrapped", self.env)).get("board")
         alone = self.human is None or len(self.agents) < 2
         shown = board is not None or callable(getattr(self.env, "render_for", None))
         return not (alone or shown) and getattr(self.env, "render_mode", None) in ("ansi", "rgb_array")
@@ -366,19 +357,19 @@ class Game:
     def _now(self) -> Position:
         """Return the current position, and keep it."""
         returns = dict(self._returns)
-        found = Position(
-            self._picture, None, last_actions=dict(self._last_actions), returns=returns, steps=self._steps
-        )
+        found: dict[str, Any]
         if self._over:
-            found = replace(found, done=True, outcome=_outcome(returns, self.human))
+            found = {"agent": None, "done": True, "outcome": _outcome(returns, self.human)}
         else:
             in_order = sorted(self._obs, key=lambda one: one != self.human)
             agent = next(one for one in in_order if one not in self._answers)
             legal, names = self._legal(agent)
             chances = self._probabilities(agent, legal)
-            found = replace(found, agent=agent, legal=legal, names=names, probabilities=chances)
-        self.position = found
-        return found
+            found = {"agent": agent, "legal": legal, "names": names, "probabilities": chances}
+        self.position = Position(
+            self._picture, last_actions=dict(self._last_actions), returns=returns, steps=self._steps, **found
+        )
+        return self.position
 
     def _legal(self, agent: AgentId) -> tuple[tuple[int, ...], tuple[str, ...]]:
         space, obs = self.action_space(agent), self._obs[agent]
@@ -418,7 +409,7 @@ def _made(env: Any, env_config: Mapping[str, Any], render_mode: str | None) -> A
             "be stepped; pass such an environment (--env NAME)"
         )
     wanted = ("ansi", "rgb_array") if render_mode is None else (render_mode,)
-    offered = (getattr(made, "metadata", None) or {}).get("render_modes") or ()
+    offered = metadata_of(made).get("render_modes") or ()
     mode = next((one for one in wanted if one in offered), None)
     if mode is None or getattr(made, "render_mode", None) in wanted:
         return made
@@ -429,6 +420,11 @@ def _made(env: Any, env_config: Mapping[str, Any], render_mode: str | None) -> A
         return made
     close_unused(made)
     return again
+
+
+def metadata_of(env: Any) -> Mapping[str, Any]:
+    """Return the metadata of an environment, which may have none."""
+    return getattr(env, "metadata", None) or {}
 
 
 def _listed(env: Any) -> list[AgentId]:
@@ -460,7 +456,7 @@ def _action_names(env: Any, agent: AgentId, count: int) -> list[str] | None:
     """Return the environment's name of each action, None if it has none."""
     for holder in (env, getattr(env, "unwrapped", env)):
         meanings = getattr(holder, "get_action_meanings", None)
-        named = meanings() if meanings else (getattr(holder, "metadata", None) or {}).get("action_names")
+        named = meanings() if meanings else metadata_of(holder).get("action_names")
         if isinstance(named, Mapping):
             named = named.get(agent)
         if named is not None and len(named) == count:

@@ -61,10 +61,16 @@ def play_match(players: Mapping[str, Game], games: int) -> Match:
             "one run"
         )
     host = seats[0]
-    for name, game in players.items():
-        _check_alike(name, game, host)
+    spaces = [
+        {one: (game.action_space(one), game.observation_space(one)) for one in game.agents} for game in seats
+    ]
+    if strange := [name for name, own in zip(players, spaces, strict=True) if own != spaces[0]]:
+        raise ConfigError(
+            f"match: {strange[0]} has other agents or other spaces than the first player, expected runs of one "
+            "environment; leave it out"
+        )
     sides = _sides(host)
-    counts = np.zeros((len(seats), len(seats), 3))
+    counts, rule = np.zeros((len(seats), len(seats), 3)), host.self_play.get("win_if") or "highest_return"
     for one, other in combinations(range(len(seats)), 2):
         for number in range(games):
             mine = list(sides)[number % len(sides)]
@@ -72,7 +78,9 @@ def play_match(players: Mapping[str, Game], games: int) -> Match:
                 {agent: seats[one if side == mine else other].own for side in sides for agent in sides[side]}
             )
             host.start()
-            points = _points(host, sides)
+            paid = host.advance().returns
+            returns = {side: sum(paid.get(agent, 0.0) for agent in own) for side, own in sides.items()}
+            points = points_of(returns, rule)
             for side in sides.keys() - {mine}:
                 kind = outcome(points[mine], points[side])
                 counts[one, other, kind] += 1.0
@@ -81,17 +89,6 @@ def play_match(players: Mapping[str, Game], games: int) -> Match:
     order = sorted(range(len(seats)), key=lambda number: -ratings[number])
     names = list(players)
     return Match([names[at] for at in order], [ratings[at] for at in order], counts[np.ix_(order, order)])
-
-
-def _check_alike(name: str, game: Game, host: Game) -> None:
-    def known(one: Game) -> list[object]:
-        return [(agent, one.action_space(agent), one.observation_space(agent)) for agent in one.agents]
-
-    if known(game) != known(host):
-        raise ConfigError(
-            f"match: {name} has other agents or other spaces than the first player, expected runs of one environment; "
-            "leave it out"
-        )
 
 
 def _sides(host: Game) -> dict[str, list[AgentId]]:
@@ -103,13 +100,6 @@ def _sides(host: Game) -> dict[str, list[AgentId]]:
     for agent, owner in owners.items():
         sides.setdefault(matches.side_of(agent, owner), []).append(agent)
     return sides
-
-
-def _points(host: Game, sides: Mapping[str, list[AgentId]]) -> Mapping[str, float]:
-    """Play a game to its end and return numbers by side, of which the highest wins."""
-    end = host.advance()
-    returns = {side: sum(end.returns.get(agent, 0.0) for agent in own) for side, own in sides.items()}
-    return points_of(returns, host.self_play.get("win_if") or "highest_return")
 
 
 def ratings_between(outcomes: npt.NDArray[np.float64]) -> list[float]:

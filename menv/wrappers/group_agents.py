@@ -427,18 +427,24 @@ def _own_space(env: MultiAgentEnv, kind: str, agent: AgentId) -> gym.Space[Any]:
     return env.get_observation_space(agent) if kind == "observation" else env.get_action_space(agent)
 
 
-def alike(spaces: Mapping[AgentId, Any]) -> dict[AgentId, list[AgentId]]:
-    """Return the agents with equal `spaces` as groups: "team", or several with the names of agents without numbers."""
-    found: list[tuple[Any, list[AgentId]]] = []
+def with_equal_spaces(spaces: Mapping[Any, Any]) -> list[tuple[str, list[Any]]]:
+    """Return the agents with equal `spaces`, each group with the name of its first agent without the number."""
+    found: list[tuple[Any, list[Any]]] = []
     for agent, own in spaces.items():
         members = next((members for other, members in found if other == own), None)
         if members is None:
             found.append((own, [agent]))
         else:
             members.append(agent)
+    return [(re.sub(r"[\W_]*\d+$", "", str(members[0])), members) for _, members in found]
+
+
+def alike(spaces: Mapping[AgentId, Any]) -> dict[AgentId, list[AgentId]]:
+    """Return the agents with equal `spaces` as groups: "team", or several with the names of agents without numbers."""
+    found = with_equal_spaces(spaces)
     groups: dict[AgentId, list[AgentId]] = {}
-    for _, members in found:
-        name = re.sub(r"[\W_]*\d+$", "", str(members[0])) if len(found) > 1 else "team"
+    for stem, members in found:
+        name = stem if len(found) > 1 else "team"
         while not name or name in groups or name in spaces:
             name = f"{name}_team"
         groups[name] = members
