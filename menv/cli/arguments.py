@@ -199,6 +199,13 @@ def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
 
     `typed` are the words of the command.
     """
+    repeated(
+        parser,
+        IMPORT,
+        "a module or .py file to import first, which may call register_env",
+        metavar="MODULE",
+        dest="modules",
+    )
     args = parser.parse_args(arguments)
     given = sys.argv[1:] if arguments is None else arguments
     args.typed = [*parser.prog.split(), *given]
@@ -292,26 +299,28 @@ IMPORT = "--import"
 """The option of all commands."""
 
 
-def take_imports(parser: argparse.ArgumentParser) -> None:
-    """Add the option of modules for `import_first`, stored as `modules`."""
-    parser.add_argument(
-        IMPORT, metavar="MODULE", dest="modules", action="append", default=[],
-        help="a module or .py file to import first, which may call register_env",
-    )  # fmt: skip
+def option(to: argparse._ActionsContainer, names: str, text: str, **how: Any) -> None:
+    """Add an argument, or an option such as "-o --output", to a parser or a group; the help names the default."""
+    default = "" if how.get("default") in (None, "", [], {}) else " (default: %(default)s)"
+    to.add_argument(*names.split(), help=f"{text}{default}", **how)
 
 
-_CONFIG = (
-    "settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such as "
-    "model.fcnet_hiddens=[64,64]; may be repeated, later settings override earlier ones; a value @module:name is a "
-    "Python object, such as multiagent.policy_mapping_fn=@my_game:policy_for"
-)
+def switch(to: argparse._ActionsContainer, name: str, text: str) -> None:
+    """Add an option without a value."""
+    to.add_argument(name, action="store_true", help=text)
+
+
+def repeated(to: argparse._ActionsContainer, name: str, text: str, **how: Any) -> None:
+    """Add an option that may be repeated."""
+    option(to, name, f"{text}; may be repeated", action="append", default=[], **how)
 
 
 def take_settings(parser: argparse.ArgumentParser) -> None:
     """Add the option `--config`, stored as one dict."""
-    parser.add_argument(
-        "--config", metavar="SETTINGS", type=settings_argument, action="append", default=[], help=_CONFIG
-    )
+    text = """settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such
+        as model.fcnet_hiddens=[64,64]; later settings override earlier ones; a value @module:name is a Python object,
+        such as multiagent.policy_mapping_fn=@my_game:policy_for"""
+    repeated(parser, "--config", text, metavar="SETTINGS", type=settings_argument)
 
 
 def count(text: str) -> int:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 
 from menv.checking.check import ENV_STEPS, check_env
-from menv.cli.arguments import Parser, json_settings, parsed, print_text, take_imports
+from menv.cli.arguments import Parser, json_settings, option, parsed, print_text, switch
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.checking") -> int:
@@ -25,19 +25,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
 
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(prog=program, description="Find errors in an environment.")
-    parser.add_argument("name", help="a registered name, a gymnasium id, or package.module:Class")
-    parser.add_argument(
-        "--config", type=json_settings, action="append", default=[], help="env_config as a JSON object"
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as one JSON list")
-    parser.add_argument("--ignore", type=_codes, default=[], help="codes to ignore, such as ME006,ME049")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of resets and random actions (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=ENV_STEPS, help="number of env steps to run (default: %(default)s)"
-    )
-    take_imports(parser)
+    option(parser, "name", "a registered name, a gymnasium id, or package.module:Class")
+    option(parser, "--config", "env_config as a JSON object", type=json_settings, action="append", default=[])
+    switch(parser, "--json", "print the findings as one JSON list")
+    option(parser, "--ignore", "codes to ignore, such as ME006,ME049", type=_codes, default=[])
+    option(parser, "--seed", "seed of resets and random actions", type=int, default=0)
+    option(parser, "--steps", "number of env steps to run", type=int, default=ENV_STEPS)
     return parser
 
 

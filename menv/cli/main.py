@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 
 import menv
@@ -34,7 +33,13 @@ COMMANDS = {
     "replay": "repeat the episode in which an environment failed",
     "verify": "check reproducibility across back-ends",
 }
-_HOMES = {"plot": "short_commands", "report": "short_commands", "envs": "short_commands", "export": "show"}
+_HOMES = {
+    "plot": "short_commands",
+    "report": "short_commands",
+    "envs": "short_commands",
+    "export": "show",
+    "table": "evaluate",
+}
 """Commands that share a module, in which each has the name of its function."""
 
 
@@ -46,22 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] and given[0] in COMMANDS:
         name, program = given[0], f"menv {given[0]}"
-        with _wrappers_logged():
+        # Wrappers of environments log that one is compiled, which takes long.
+        log, handler = logging.getLogger("menv.wrappers"), logging.StreamHandler()
+        log.setLevel(logging.INFO)
+        log.addHandler(handler)
+        try:
             return run_command(program, lambda: _run(name, given[1:], program))
+        finally:
+            log.removeHandler(handler)
     _parser().parse_args(given)
     raise AssertionError("unreachable: the parser knows no other command")
-
-
-@contextmanager
-def _wrappers_logged() -> Iterator[None]:
-    """Write to standard error what wrappers of environments log, such as that one is compiled, which takes long."""
-    log, handler = logging.getLogger("menv.wrappers"), logging.StreamHandler()
-    log.setLevel(logging.INFO)
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
 
 
 def _run(name: str, arguments: Sequence[str], program: str) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from menv.cli.arguments import Parser, count, parsed, print_text, seed, take_imports
-from menv.cli.reopen import reopened, take_trust
+from menv.cli.arguments import Parser, count, option, parsed, print_text, seed
+from menv.cli.reopen import reopened, take_env
 from menv.playing.game import Game
 from menv.playing.match import Match, play_match
 from menv.tracking.curves import plot_points
@@ -24,22 +24,15 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv match") ->
         description="Play runs and snapshots against each other, and print their ratings and their points: a win is "
         "one point, a draw half of one.",
     )
-    parser.add_argument(
-        "players", metavar="RUN[:SNAPSHOT]", nargs="+",
-        help="run folders, or snapshots of a league such as runs/game:snapshot_3, runs/game:easy, :medium and :hard",
+    option(
+        parser, "players",
+        "run folders, or snapshots of a league such as runs/game:snapshot_3, runs/game:easy, :medium and :hard",
+        metavar="RUN[:SNAPSHOT]", nargs="+",
     )  # fmt: skip
-    parser.add_argument(
-        "--games", type=count, default=100, help="games of each pair of players (default: %(default)s)"
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help="draw a heat map of the points, a .png, .svg or .pdf file"
-    )
-    parser.add_argument("--env", help="the environment, as for train, if the first run cannot name it")
-    parser.add_argument(
-        "--seed", metavar="N", type=seed, help="the seed of the games (default: a new one each time)"
-    )
-    take_trust(parser)
-    take_imports(parser)
+    option(parser, "--games", "games of each pair of players", type=count, default=100)
+    option(parser, "-o --output", "draw a heat map of the points, a .png, .svg or .pdf file", metavar="FILE")
+    take_env(parser)
+    option(parser, "--seed", "the seed of the games (default: a new one each time)", metavar="N", type=seed)
     args = parsed(parser, arguments)
     first = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     with ExitStack() as stack:

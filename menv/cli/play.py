@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from menv.cli.arguments import Parser, parsed, port, print_error, print_text
+from menv.cli.arguments import Parser, option, parsed, port, print_error, print_text, switch
 from menv.cli.watch import game_of, take_game
 from menv.errors import ConfigError
 from menv.playing.game import Game, Position
@@ -23,23 +23,11 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
     """Play one game and return the exit status."""
     parser = Parser(prog=program, description="Play an agent against the policies of a run.")
     take_game(parser)
-    parser.add_argument("--as", metavar="AGENT", dest="human", help="the agent that you play")
-    parser.add_argument(
-        "--hints", action="store_true", help="show how likely the policy of your agent takes each move"
-    )
-    parser.add_argument(
-        "--show-all", action="store_true",
-        help="show the whole game where the environment has no render_for, also what other agents may hide",
-    )  # fmt: skip
-    parser.add_argument(
-        "--browser", action="store_true", help="play on a page that a browser on this machine shows"
-    )
-    parser.add_argument(
-        "--port",
-        type=port,
-        default=_PORT,
-        help="the port of the page; 0 chooses a free one (default: %(default)s)",
-    )
+    option(parser, "--as", "the agent that you play", metavar="AGENT", dest="human")
+    switch(parser, "--hints", "show how likely the policy of your agent takes each move")
+    switch(parser, "--show-all", "without render_for: show the whole game, also what other agents may hide")
+    switch(parser, "--browser", "play on a page that a browser on this machine shows")
+    option(parser, "--port", "the port of the page; 0 chooses a free one", type=port, default=_PORT)
     args = parsed(parser, arguments)
     if args.browser:
         return _serve(args, program)
@@ -104,15 +92,15 @@ def _play(game: Game, program: str, *, hints: bool) -> None:
 def _policies_move(game: Game, position: Position) -> tuple[Position, list[str]]:
     """Let policies act until it is the person's turn or the end; return also a line for each of their moves."""
     moves: list[str] = []
-    steps, movers = position.steps, []
+    movers: list[object] = []
     while not position.done and position.agent != game.human:
+        steps = position.steps
         movers.append(position.agent)
         position = game.advance(1)
         if position.steps > steps:
-            moves += [
-                f"{agent} plays {game.action_name(agent, position.last_actions[agent])}" for agent in movers
-            ]
-            steps, movers = position.steps, []
+            names = {agent: game.action_name(agent, position.last_actions[agent]) for agent in movers}
+            moves += [f"{agent} plays {name}" for agent, name in names.items()]
+            movers.clear()
     return position, moves
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from menv.algorithms.config.stored_config import NamedOnlyError, named_objects, stored_setting
 from menv.algorithms.recipe import recipe_named
 from menv.callbacks import DefaultCallbacks
-from menv.cli.arguments import IMPORT, import_modules, print_error, with_objects
+from menv.cli.arguments import IMPORT, import_modules, option, print_error, switch, with_objects
 from menv.errors import ConfigError, UnknownNameError
 from menv.inference.checkpoint_folder import LEVELS, find_checkpoint, read_manifest
 from menv.registry import names_module
@@ -38,16 +38,19 @@ _DEEPEST = 2
 
 def take_trust(parser: argparse.ArgumentParser) -> None:
     """Add the option `--trust`."""
-    parser.add_argument(
-        "--trust", action="store_true",
-        help="import the environment, classes and functions that the run names",
-    )  # fmt: skip
+    switch(parser, "--trust", "import the environment, classes and functions that the run names")
+
+
+def take_env(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that open a run: `--env` and `--trust`."""
+    option(parser, "--env", "the environment, as for train, if the run cannot name it", metavar="ENV")
+    take_trust(parser)
 
 
 def take_level(parser: argparse._ActionsContainer) -> None:
     """Add the option `--level`."""
-    parser.add_argument(
-        "--level", choices=LEVELS, help="the strength of the policies, by the ratings in the run's league"
+    option(
+        parser, "--level", "the strength of the policies, by the ratings in the run's league", choices=LEVELS
     )
 
 
@@ -153,11 +156,9 @@ def _object(was: str) -> Any:
 
 def _advice(args: argparse.Namespace, missing: list[Missing], names: list[str]) -> str:
     by_name = {*_importable(missing).values()} if names else set()
-    typed = dict.fromkeys(
-        _as_argument(args, path, was)
-        for path, was in missing
-        if was not in by_name and not (names and _is_registered(path, was))
-    )
+    # What registers an environment is among the names.
+    left = [(path, was) for path, was in missing if not (names and path == ("env",) and ":" not in was)]
+    typed = dict.fromkeys(_as_argument(args, path, was) for path, was in left if was not in by_name)
     advice = " ".join(typed)
     if names:
         command = " ".join([shell_line(args.typed), "--trust", *typed])
@@ -165,22 +166,12 @@ def _advice(args: argparse.Namespace, missing: list[Missing], names: list[str]) 
     return f"{NamedOnlyError(missing).summary}; add {advice}"
 
 
-def _is_registered(path: tuple[Any, ...], was: str) -> bool:
-    return path == ("env",) and ":" not in was
-
-
 def _as_argument(args: argparse.Namespace, path: tuple[Any, ...], was: str) -> str:
-    if (
-        path == ("multiagent", "policy_mapping_fn")
-        and hasattr(args, "policies")
-        and not hasattr(args, "config")
-    ):
-        return "--policy AGENT=POLICY"
-    if path != ("env",) and not hasattr(args, "config"):
-        return f"{path[0]} of menv.playing.Game, in Python"
-    if path != ("env",):
+    if path == ("env",):
+        return "--env module:name" if ":" in was else f"{IMPORT} and the module that registers {was!r}"
+    if hasattr(args, "config"):
         deepest = _DEEPEST + (path[0] == "evaluation_config")
         return f"--config {'.'.join(map(str, path[:deepest]))}=@module:name"
-    if _is_registered(path, was):
-        return f"{IMPORT} and the module that registers {was!r}"
-    return "--env module:name"
+    if path == ("multiagent", "policy_mapping_fn") and hasattr(args, "policies"):
+        return "--policy AGENT=POLICY"
+    return f"{path[0]} of menv.playing.Game, in Python"

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from menv.cli.arguments import Parser, json_settings, parsed, print_text, take_imports
+from menv.cli.arguments import Parser, json_settings, option, parsed, print_text
 from menv.verify.replay import SAME, replay
 
 
 def main(arguments: Sequence[str], program: str) -> int:
     """Replay the capsule of the arguments and return the exit status."""
     parser = Parser(prog=program, description="Repeat the episode in which an environment failed.")
-    parser.add_argument("capsule", metavar="CAPSULE", help="the file that the error message names")
-    parser.add_argument("--env", help="the environment, if this process does not know the capsule's by name")
-    parser.add_argument(
-        "--env-config", type=json_settings, default={}, metavar="JSON",
-        help="settings over the capsule's env_config, such as secrets, which are left out of it",
+    option(parser, "capsule", "the file that the error message names", metavar="CAPSULE")
+    option(
+        parser, "--env", "the environment, if this process does not know the capsule's by name", metavar="ENV"
+    )
+    option(
+        parser, "--env-config", "settings over the capsule's env_config, such as secrets, which are left out of it",
+        type=json_settings, default={}, metavar="JSON",
     )  # fmt: skip
-    take_imports(parser)
     args = parsed(parser, arguments)
     report = replay(args.capsule, args.env, args.env_config, modules=args.modules)
     print_text(str(report), program)

@@ -1,4 +1,4 @@
-"""`menv train --seeds N`: a run for each seed, a `menv train` in another process with a run folder of its own."""
+"""`menv train --seeds N`: a run for each seed, each a `menv train` in another process with its run folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,21 +19,23 @@ from menv.plain_files import opened
 from menv.serialization import shell_word
 from menv.tracking.run_folder import next_run_dir
 
-_OWN = ("--seeds", "--jobs", "--run-dir")
-
 
 def train_seeds(args: argparse.Namespace) -> int:
     """Train with the seeds 0, 1, ... and return the highest exit status."""
     if args.seed is not None or args.resume is not None or args.no_save:
         raise ConfigError(
             "--seeds: given with --seed, --resume or --no-save, expected none of them, because each seed is a run with "
-            "a folder of its own; leave them out"
+            "its own folder; leave them out"
         )
     env = args.env or args.named or args.config.get("env")
     base = Path(args.run_dir) if args.run_dir else next_run_dir(env_name(env), args.run or "PPO")
     base.mkdir(parents=True, exist_ok=True)
     folders = [base / f"seed-{seed}" for seed in range(args.seeds)]
-    words = [sys.executable, "-m", "menv.cli", "train", *_without_own(args.typed[2:])]
+    # The options that say which seeds there are, and where.
+    own = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    for name in ("--seeds", "--jobs", "--run-dir"):
+        own.add_argument(name)
+    words = [sys.executable, "-m", "menv.cli", "train", *own.parse_known_args(args.typed[2:])[1]]
     commands = [
         [*words, "--seed", str(seed), "--run-dir", str(folder)] for seed, folder in enumerate(folders)
     ]
@@ -59,13 +61,3 @@ def _trained(running: list[subprocess.Popen[bytes]], command: Sequence[str], fol
         status = process.wait()
     print_error(f"{folder}: {'trained' if status == 0 else f'exit status {status}, see {log}'}")
     return status
-
-
-def _without_own(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command without the options that say which seeds there are, and where."""
-    rest = iter(words)
-    for word in rest:
-        if word in _OWN:
-            next(rest)
-        elif word.partition("=")[0] not in _OWN:
-            yield word

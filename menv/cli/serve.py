@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from menv.algorithms.rollouts.worker_messages import synced_filters
-from menv.cli.arguments import Parser, parsed, port, take_imports
-from menv.cli.reopen import take_level, take_trust
+from menv.cli.arguments import Parser, option, parsed, port, repeated, switch
+from menv.cli.reopen import take_env, take_level
 from menv.cli.train import train, train_parser
 from menv.env_context import InputContext
 from menv.errors import ConfigError, MenvError, message_of
@@ -40,16 +40,14 @@ _LIMITS = {
 }
 
 
+@dataclass(eq=False)
 class ServedPolicies:
     """The setting `input` of a run that is served. Run folders hold its name alone, so not the token."""
 
-    server: PolicyServer
-
-    def __init__(self, access: Access, port: int, transport: TransportName, limits: Limits) -> None:
-        self.access = access
-        self.port = port
-        self.transport = transport
-        self.limits = limits
+    access: Access
+    port: int
+    transport: TransportName
+    limits: Limits
 
     def __call__(self, ioctx: InputContext) -> PolicyServerInput:
         made = PolicyServerInput(
@@ -59,48 +57,37 @@ class ServedPolicies:
         return made
 
 
-class Snapshot(Tracker):
-    """Gives a server the policies of a snapshot before it answers.
+class FrozenPolicies(Tracker):
+    """Gives a server the policies of a snapshot, and with `reloads` those of each new checkpoint of its run.
 
-    Args:
-        run: The run folder, or a checkpoint.
-        name: The snapshot, or the level.
-    """
-
-    def __init__(self, run: str, name: str) -> None:
-        self._policies = _policies(run, None, name)
-
-    def begin(self, algorithm: Any) -> None:
-        """Replace the policies of the run."""
-        _replace(algorithm, {name: self._policies[name] for name in algorithm.inference}, "the snapshot")
-
-
-class Reloading(Tracker):
-    """Gives a server the policies of each new checkpoint of its run, from a thread that reads them.
-
-    A checkpoint that cannot be read, such as one that is still being copied, is logged once and tried again.
+    A thread reads new checkpoints. One that cannot be read, such as one that is still being copied, is logged once and
+    tried again.
 
     Args:
         run: The run folder, or its folder of checkpoints.
         served: The input of the run.
         snapshot: The snapshot or the level whose policies are served; None for the run's.
+        reloads: Whether the server follows the run.
     """
 
     interval_s = 1.0
 
-    def __init__(self, run: str, served: ServedPolicies, snapshot: str | None) -> None:
-        self._run, self._served, self._snapshot = run, served, snapshot
-        self._taken = self._newest()
-        if self._taken is None:
+    def __init__(self, run: str, served: ServedPolicies, snapshot: str | None, reloads: bool) -> None:
+        self._run, self._served, self._snapshot, self._reloads = run, served, snapshot, reloads
+        self._current = self._newest()
+        if reloads and self._current is None:
             raise ConfigError(
                 f"--reload: {run} is one checkpoint, which does not change, expected a run folder; leave --reload out"
             )
         self._over = threading.Event()
-        self._said = ""
+        self._logged = ""
 
     def begin(self, algorithm: Any) -> None:
-        """Begin to watch the folder."""
-        threading.Thread(target=self._watch, args=(algorithm,), name="menv reload", daemon=True).start()
+        """Give the policies of the snapshot, and begin to watch the folder."""
+        if self._snapshot is not None:
+            _replace(algorithm, self._read(algorithm, self._run), "the snapshot")
+        if self._reloads:
+            threading.Thread(target=self._watch, args=(algorithm,), name="menv reload", daemon=True).start()
 
     def end(self, reason: str) -> None:
         """Stop watching."""
@@ -111,39 +98,38 @@ class Reloading(Tracker):
         latest = checkpoint_root(self._run) / LATEST
         return (latest.stat().st_mtime_ns, latest.stat().st_ino) if latest.is_file() else None
 
+    def _read(self, algorithm: Any, folder: str | Path) -> Mapping[str, Policy]:
+        found: Any = Policy.from_checkpoint(folder, list(algorithm.inference), snapshot=self._snapshot)
+        return cast(Mapping[str, Policy], found)
+
     def _watch(self, algorithm: Any) -> None:
         while not self._over.wait(self.interval_s):
             try:
                 newest = self._newest()
-                if newest in (None, self._taken):
+                if newest in (None, self._current):
                     continue
                 folder = find_checkpoint(self._run)
-                policies = _policies(folder, list(algorithm.inference), self._snapshot)
+                policies = self._read(algorithm, folder)
             except (MenvError, OSError) as error:
-                self._say(error)
+                self._warn(error)
             else:
-                self._taken = newest
-                self._served.server.call_soon(partial(self._take, algorithm, policies, folder))
+                self._current = newest
+                self._served.server.call_soon(partial(self._update, algorithm, policies, folder))
 
-    def _take(self, algorithm: Any, policies: Mapping[str, Policy], folder: Path) -> None:
+    def _update(self, algorithm: Any, policies: Mapping[str, Policy], folder: Path) -> None:
         """Replace the policies; called in the sampler's thread."""
         try:
             _replace(algorithm, policies, folder)
         except MenvError as error:
-            self._say(error)
+            self._warn(error)
         else:
-            self._said = ""
+            self._logged = ""
             _log.info("serving the policies of %s", folder)
 
-    def _say(self, error: Exception) -> None:
-        if message_of(error) != self._said:
-            self._said = message_of(error)
-            _log.warning("--reload: %s; the server keeps its weights", self._said)
-
-
-def _policies(run: str | Path, ids: list[str] | None, snapshot: str | None) -> Mapping[str, Policy]:
-    found: Any = Policy.from_checkpoint(run, ids, snapshot=snapshot)
-    return cast(Mapping[str, Policy], found)
+    def _warn(self, error: Exception) -> None:
+        if message_of(error) != self._logged:
+            self._logged = message_of(error)
+            _log.warning("--reload: %s; the server keeps its weights", self._logged)
 
 
 def _replace(algorithm: Any, policies: Mapping[str, Policy], source: str | Path) -> None:
@@ -178,9 +164,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv serve") ->
     )  # fmt: skip
     limits = Limits(**{name: getattr(args, name) for name in _LIMITS})
     served = ServedPolicies(access, args.port, args.transport, limits)
-    training = parsed(
-        train_parser(program), ["--resume", args.run, *(["--env", args.env] if args.env else [])]
-    )
+    training = parsed(train_parser(program), ["--resume", args.run])
+    training.env = args.env
     training.config = {"input": served, "num_workers": 0}
     if args.frozen:
         # Nothing here needs torch, which may be missing.
@@ -190,8 +175,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv serve") ->
         }  # fmt: skip
         training.no_save = True
     training.trust, training.typed, training.json = args.trust, args.typed, args.json
-    trackers: list[Tracker] = [Snapshot(args.run, snapshot)] if snapshot else []
-    trackers += [Reloading(args.run, served, snapshot)] if args.reload else []
+    trackers = [FrozenPolicies(args.run, served, snapshot, args.reload)] if args.reload or snapshot else []
     return train(training, args.typed, trackers)
 
 
@@ -199,60 +183,38 @@ def _parser(program: str) -> Parser:
     parser = Parser(
         prog=program, description="Serve the policies of a run to menv.serving.client.PolicyClient."
     )
-    parser.add_argument("run", help="a run folder, or a checkpoint")
-    parser.add_argument(
-        "--frozen", action="store_true",
-        help="only act, which needs no torch; without this option the policies learn from the clients",
-    )  # fmt: skip
-    parser.add_argument(
-        "--reload", action="store_true",
-        help="with --frozen: take the weights of each new checkpoint of the run, without a restart",
-    )  # fmt: skip
+    option(parser, "run", "a run folder, or a checkpoint")
+    switch(
+        parser, "--frozen", "only act, which needs no torch; without it the policies learn from the clients"
+    )
+    switch(parser, "--reload", "with --frozen: use the weights of each new checkpoint, without a restart")
     either = parser.add_mutually_exclusive_group()
-    either.add_argument(
-        "--policy", metavar="SNAPSHOT", help="with --frozen: a snapshot of a league, such as snapshot_3"
+    option(
+        either, "--policy", "with --frozen: a snapshot of a league, such as snapshot_3", metavar="SNAPSHOT"
     )
     take_level(either)
-    parser.add_argument(
-        "--env", help="the environment of the clients, for its spaces (default: that of the run)"
+    take_env(parser)
+    option(parser, "--address", "the address to listen at; any other needs a token", default="127.0.0.1")
+    option(parser, "--port", "the port; 0 chooses a free one", type=port, default=9900)
+    option(parser, "--transport", "the protocol", choices=("http", "tcp"), default="http")
+    option(parser, "--token-file", "a file with the token that clients must send", metavar="FILE")
+    repeated(
+        parser, "--allow-host", "a host name by which clients reach a server without a token", metavar="NAME"
     )
-    parser.add_argument(
-        "--address",
-        default="127.0.0.1",
-        help="the address to listen at (default: %(default)s); any other needs a token",
+    repeated(
+        parser, "--allow-origin", "web pages that may connect, such as https://lab.example", metavar="ORIGIN"
     )
-    parser.add_argument(
-        "--port", type=port, default=9900, help="the port; 0 chooses a free one (default: %(default)s)"
-    )
-    parser.add_argument("--transport", choices=("http", "tcp"), default="http", help="(default: %(default)s)")
-    parser.add_argument("--token-file", metavar="FILE", help="a file with the token that clients must send")
-    parser.add_argument(
-        "--allow-host", metavar="NAME", action="append", default=[],
-        help="a host name by which clients may reach a server without a token; may be repeated",
+    option(parser, "--tls-cert", "a PEM file with the certificate chain; turns on TLS", metavar="FILE")
+    option(parser, "--tls-key", "its private key, unless --tls-cert contains it", metavar="FILE")
+    switch(parser, "--json", "print results as JSON, one object per line")
+    option(
+        parser, "--log-level", "what to log to stderr; info includes reloads, and clients that connect and leave",
+        choices=_LEVELS, default="warning",
     )  # fmt: skip
-    parser.add_argument(
-        "--allow-origin", metavar="ORIGIN", action="append", default=[],
-        help="web pages that may connect, such as https://lab.example:8080; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tls-cert", metavar="FILE", help="a PEM file with the certificate chain; turns on TLS"
-    )
-    parser.add_argument("--tls-key", metavar="FILE", help="its private key, unless --tls-cert contains it")
-    parser.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
-    parser.add_argument(
-        "--log-level", metavar="LEVEL", choices=_LEVELS, default="warning",
-        help="debug, info, warning or error (default: %(default)s): what goes to stderr; info includes reloads, and "
-        "clients that come and go",
-    )  # fmt: skip
-    take_trust(parser)
-    take_imports(parser)
     limits = parser.add_argument_group("limits")
     for one in fields(Limits):
-        kind = int if one.type == "int" else float
-        text = f"{_LIMITS[one.name]} (default: %(default)s)"
-        limits.add_argument(
-            f"--{one.name.replace('_', '-')}", metavar="N", type=kind, default=one.default, help=text
-        )
+        name, kind = f"--{one.name.replace('_', '-')}", int if one.type == "int" else float
+        option(limits, name, _LIMITS[one.name], metavar="N", type=kind, default=one.default)
     return parser
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from html import escape
 
-from menv.cli.arguments import Parser, parsed, port, positive, print_text, take_imports
+from menv.cli.arguments import Parser, option, parsed, port, positive, print_text, repeated, switch
 from menv.errors import ConfigError
 from menv.registry import env_names, unknown_name
 from menv.tracking.local_page import LocalPage
@@ -24,32 +24,26 @@ def plot(arguments: Sequence[str], program: str) -> int:
         prog=program,
         description="Draw learning curves of runs of one environment, the mean over seeds with a band.",
     )
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="run folders; seeds of the same settings are one curve"
-    )
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="a .png, .svg or .pdf file")
-    parser.add_argument(
-        "--key",
-        help="a result key, a column of progress.csv (episode_reward_mean; of one setting, policy_reward_mean; of a "
-        "league, the ratings)",
-    )
-    parser.add_argument(
-        "--band", choices=("ci", "iqr"), default="ci",
-        help="around the mean over seeds: its 95 %% bootstrap interval (ci), or the quartiles of the seeds (iqr)",
+    option(parser, "runs", "run folders; seeds of the same settings are one curve", metavar="RUN", nargs="+")
+    option(parser, "-o --output", "a .png, .svg or .pdf file", metavar="FILE", required=True)
+    option(
+        parser, "--key",
+        "a result key, a column of progress.csv (default: the return; of a league, the ratings)", metavar="KEY",
     )  # fmt: skip
-    parser.add_argument(
-        "--x", choices=("steps", "time"), default="steps", help="env steps, or minutes of training"
-    )
-    parser.add_argument(
-        "--label", metavar="TEXT", action="append", default=[],
-        help="the name of a curve, repeated in the order of the runs; by default what differs between them",
+    option(
+        parser, "--band",
+        "around the mean over seeds: its 95 %% bootstrap interval (ci), or the quartiles of the seeds (iqr)",
+        choices=("ci", "iqr"), default="ci",
     )  # fmt: skip
-    parser.add_argument(
-        "--title", metavar="TEXT", help="the title above the curves (default: the environment)"
-    )
-    parser.add_argument(
-        "--width", metavar="INCHES", type=positive, default=9.6,
-        help="the width of the picture; 3.3 is a column of a paper (default: %(default)s)",
+    option(parser, "--x", "env steps, or minutes of training", choices=("steps", "time"), default="steps")
+    repeated(
+        parser, "--label", "the name of a curve, in the order of the runs (default: what differs between them)",
+        metavar="TEXT",
+    )  # fmt: skip
+    option(parser, "--title", "the title above the curves (default: the environment)", metavar="TEXT")
+    option(
+        parser, "--width", "the width of the picture; 3.3 is a column of a paper", metavar="INCHES", type=positive,
+        default=9.6,
     )  # fmt: skip
     args = parser.parse_args(arguments)
     path = plot_runs(
@@ -66,26 +60,12 @@ def report(arguments: Sequence[str], program: str) -> int:
         prog=program,
         description="Write a report of runs of one environment as an HTML file that opens offline.",
     )
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="run folders; seeds of the same settings are summarized"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="the file (default: RUN/report.html, or report.html for several runs)",
-    )
-    parser.add_argument(
-        "--serve",
-        action="store_true",
-        help="serve the page to browsers on this machine, and build it again at each visit",
-    )
-    parser.add_argument(
-        "--port",
-        type=port,
-        default=_PORT,
-        help="the port for --serve; 0 chooses a free one (default: %(default)s)",
-    )
+    option(parser, "runs", "run folders; seeds of the same settings are summarized", metavar="RUN", nargs="+")
+    option(
+        parser, "-o --output", "the file (default: RUN/report.html, or report.html for several runs)", metavar="FILE"
+    )  # fmt: skip
+    switch(parser, "--serve", "serve the page to browsers on this machine, and build it again at each visit")
+    option(parser, "--port", "the port for --serve; 0 chooses a free one", type=port, default=_PORT)
     args = parser.parse_args(arguments)
     if not args.serve:
         print_text(f"wrote {write_report(args.runs, args.output)}", program)
@@ -110,10 +90,7 @@ def envs(arguments: Sequence[str], program: str) -> int:
         prog=program, description="List environments by name.", epilog=_MORE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument(
-        "word", nargs="?", default="", metavar="WORD", help="list only names that contain this word"
-    )
-    take_imports(parser)
+    option(parser, "word", "list only names that contain this word", nargs="?", default="", metavar="WORD")
     word = str(parsed(parser, arguments).word)
     lines = [
         f"{name:<44} {kind}"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from menv.cli.arguments import Parser, parsed, print_text, take_imports
+from menv.cli.arguments import Parser, option, parsed, print_text
 from menv.cli.reopen import take_level
 from menv.errors import ConfigError
 from menv.inference import checkpoint_folder, policy_bundle
 from menv.inference.checkpoint_folder import (
-    LEVELS,
     POLICIES,
     SNAPSHOTS,
     find_checkpoint,
@@ -41,26 +40,20 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv show") -> 
         prog=program,
         description="Show the contents of a run, a checkpoint or a policy, and check their files.",
     )
-    parser.add_argument("folder", help="a run folder, a folder of checkpoints, or a policy")
-    take_imports(parser)
+    option(parser, "folder", "a run folder, a folder of checkpoints, or a policy")
     args = parsed(parser, arguments)
     given = folder_given("show", args.folder)
     path = checkpoint_folder.checkpoint_root(given)
-    policies: Any = {}
-    run = None
+    run, policies = None, {}
     with suppress(ConfigError):
         run = Run(given)
     if run is None or run.checkpoints.is_dir():
-        policies = Policy.from_checkpoint(path)
-    if not isinstance(policies, dict):
-        policies = {policies.policy_id: policies}
+        found: Any = Policy.from_checkpoint(path)
+        policies = found if isinstance(found, dict) else {found.policy_id: found}
     lines = [*(() if run is None else _run(run)), *_checkpoint(path)]
     for policy_id, policy in policies.items():
-        lines += [
-            f"policy {policy_id}",
-            f"  observations  {policy.observation_space}",
-            f"  actions       {policy.action_space}",
-        ]
+        lines.append(f"policy {policy_id}")
+        lines += [f"  observations  {policy.observation_space}", f"  actions       {policy.action_space}"]
     print_text("\n".join(lines), program)
     return 0
 
@@ -75,37 +68,21 @@ def _run(run: Run) -> Iterator[str]:
     yield from (f"    {key:<30}  {numbers[key]:,.6g}" for key in _SHOWN if key in numbers)
 
 
-def _checkpoint(path: Path) -> list[str]:
-    if (path / policy_bundle.MANIFEST).exists():
-        return []
-    here = {checkpoint_folder.MANIFEST, checkpoint_folder.LATEST}
-    if not any((path / name).exists() for name in here):
-        return []
-    folder = checkpoint_folder.find_checkpoint(path)
-    manifest = checkpoint_folder.read_manifest(folder)
-    config: Any = manifest.get("config")
-    env = config.get("env") if isinstance(config, dict) else None
-    others = [one.name for one in checkpoint_folder.numbered(path) if one.name != folder.name]
-    return [
-        f"checkpoint {folder}",
-        *([f"  others        {', '.join(sorted(others)[-8:])}"] if others else []),
-        f"  algorithm     {_clean(manifest.get('algorithm'))}, {_clean(manifest.get('iteration'))} iterations, menv "
-        f"{_clean(manifest.get('menv_version'))}",
-        *map(_clean, _league(manifest.get(SNAPSHOTS, {}))),
-        f"  environment   {_clean(env) if isinstance(env, str) else 'given by the program'}",
-    ]
-
-
-def _league(snapshots: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """Yield how many snapshots there are, and which of them are the levels."""
-    names = sorted(snapshots.keys() - LEVELS, key=lambda name: (len(name), name))
-    if names:
-        levels = [
-            (level, [name for name in names if snapshots[name].items() <= snapshots[level].items()])
-            for level in LEVELS
-        ]
-        known = ", ".join(f"{level} is {' and '.join(own) or 'the run'}" for level, own in levels)
-        yield f"  snapshots     {len(names)}, the last is {names[-1]}; {known}"
+def _checkpoint(path: Path) -> Iterator[str]:
+    here = (checkpoint_folder.MANIFEST, checkpoint_folder.LATEST)
+    if (path / policy_bundle.MANIFEST).exists() or not any((path / name).exists() for name in here):
+        return
+    folder = find_checkpoint(path)
+    manifest = {"config": None, SNAPSHOTS: {}, **read_manifest(folder)}
+    env = manifest["config"].get("env") if isinstance(manifest["config"], dict) else None
+    yield f"checkpoint {folder}"
+    if others := [one.name for one in checkpoint_folder.numbered(path) if one.name != folder.name]:
+        yield f"  others        {', '.join(sorted(others)[-8:])}"
+    run, number, version = (_clean(manifest.get(key)) for key in ("algorithm", "iteration", "menv_version"))
+    yield f"  algorithm     {run}, {number} iterations, menv {version}"
+    if names := [*manifest[SNAPSHOTS]]:
+        yield f"  snapshots     {', '.join(map(_clean, names[-12:]))}"
+    yield f"  environment   {_clean(env) if isinstance(env, str) else 'given by the program'}"
 
 
 def _clean(value: Any, most: int = 200) -> str:
@@ -119,14 +96,13 @@ def export(arguments: Sequence[str], program: str) -> int:
         prog=program,
         description="Copy the policies of a run into folders that Policy.from_checkpoint reads without torch.",
     )
-    parser.add_argument("run", help="a run folder, or a checkpoint")
-    parser.add_argument("-o", "--output", metavar="DIR", help="a new folder (default: NAME-policies)")
+    option(parser, "run", "a run folder, or a checkpoint")
+    option(parser, "-o --output", "a new folder (default: NAME-policies)", metavar="DIR")
     either = parser.add_mutually_exclusive_group()
-    either.add_argument(
-        "--policy", metavar="ID", help="copy this policy, or snapshot of a league, alone, into DIR itself"
+    option(
+        either, "--policy", "copy this policy, or snapshot of a league, alone, into DIR itself", metavar="ID"
     )
     take_level(either)
-    take_imports(parser)
     args = parsed(parser, arguments)
     checkpoint = find_checkpoint(args.run)
     target = Path(args.output or f"{Path(args.run).resolve().name}-{POLICIES}")

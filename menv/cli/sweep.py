@@ -31,11 +31,12 @@ from menv.cli.arguments import (
     Parser,
     count,
     merge,
+    option,
     parsed,
     print_error,
     print_text,
     read_settings,
-    take_imports,
+    switch,
     with_sections,
 )
 from menv.cli.reopen import as_opened
@@ -62,18 +63,11 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
     parser = Parser(
         prog=program, description="Search settings with Optuna or on a grid, or resume the search."
     )
-    parser.add_argument("sweep", metavar="SWEEP", help="a .toml or .json file: docs/how_to/sweeps.md")
-    parser.add_argument(
-        "--trials", metavar="N", type=count, help="trials in all (default: 20, or all of a grid)"
-    )
-    parser.add_argument(
-        "--jobs", metavar="N", type=count, default=1, help="parallel runs (default: %(default)s)"
-    )
-    parser.add_argument("--retry-failed", action="store_true", help="continue failed trials, too")
-    parser.add_argument(
-        "--dir", metavar="DIR", help="the folder of the sweep (default: runs/NAME for NAME.toml)"
-    )
-    take_imports(parser)
+    option(parser, "sweep", "a .toml or .json file: docs/how_to/sweeps.md", metavar="SWEEP")
+    option(parser, "--trials", "trials in all (default: 20, or all of a grid)", metavar="N", type=count)
+    option(parser, "--jobs", "parallel runs", metavar="N", type=count, default=1)
+    switch(parser, "--retry-failed", "continue failed trials, too")
+    option(parser, "--dir", "the folder of the sweep (default: runs/NAME for NAME.toml)", metavar="DIR")
     args = parsed(parser, arguments)
     file = SweepFile(**known_values(SweepFile, read_settings(args.sweep), f"{args.sweep}: "))
     folder = Path(args.dir or Path("runs", Path(args.sweep).stem))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,12 +35,14 @@ from menv.cli.arguments import (
     count,
     discard_output,
     merge,
+    option,
     parsed,
     print_error,
+    repeated,
     seed,
     stdout_error,
     stop_bounds,
-    take_imports,
+    switch,
     take_settings,
     with_objects,
 )
@@ -67,11 +68,11 @@ from menv.tracking.progress import progress
 from menv.tracking.run_folder import Run, RunFolder, cut_after, locked, next_run_dir
 from menv.tracking.services import services_of
 from menv.tracking.tracker import Tracker
+from menv.wrappers.group_agents import with_equal_spaces
 from menv.wrappers.team import as_team
 
 _VARIANTS = {"MAPPO": ("PPO", {"critic_obs": "state"}), "VDN": ("QMIX", {"mixer": "vdn"})}
 """Names of papers for an algorithm with a setting."""
-_NUMBERED = re.compile(r"[\W_]*\d+$")
 
 Choice = tuple[str, str, str | None]
 """A pattern, a policy id, and the algorithm of the policy; None for the one of the run."""
@@ -101,73 +102,79 @@ def train_parser(program: str) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     env = parser.add_mutually_exclusive_group()
-    env.add_argument(
-        "env", nargs="?",
-        help="a name that menv envs lists, package.module:Class or file.py:Class; optional with --resume",
+    option(
+        env, "env", "a name that menv envs lists, package.module:Class or file.py:Class; optional with --resume",
+        nargs="?",
     )  # fmt: skip
-    env.add_argument("--env", dest="named", metavar="ENV", help="the same as the argument env")
-    parser.add_argument(
-        "--run", metavar="ALGORITHM",
-        help="PPO (default), MAPPO, DQN, SAC, QMIX, VDN, a registered name, module:Class or file.py:Class",
+    option(env, "--env", "the same as the argument env", dest="named", metavar="ENV")
+    option(
+        parser, "--run",
+        "PPO (default), MAPPO, DQN, SAC, QMIX, VDN, a registered name, module:Class or file.py:Class",
+        metavar="ALGORITHM",
     )  # fmt: skip
     take_policies(parser)
-    parser.add_argument(
-        "--self-play", action="store_true",
-        help="play against a league of frozen snapshots of the policies; --config self_play.KEY=VALUE has its settings",
+    switch(
+        parser, "--self-play",
+        "play against a league of frozen snapshots of the policies; --config self_play.KEY=VALUE has its settings",
     )  # fmt: skip
-    parser.add_argument(
-        "--seeds", metavar="N", type=count,
-        help="train N runs with the seeds 0 to N - 1, in folders of --run-dir",
-    )  # fmt: skip
-    parser.add_argument(
-        "--jobs", metavar="N", type=count, default=1, help="parallel runs of --seeds (default: %(default)s)"
+    option(
+        parser,
+        "--seeds",
+        "train N runs with the seeds 0 to N - 1, in folders of --run-dir",
+        metavar="N",
+        type=count,
     )
-    parser.add_argument("--seed", metavar="N", type=seed, help="the seed; the same seed gives the same run")
-    parser.add_argument(
-        "--stop", metavar="KEY=VALUE", type=stop_bounds, action="append", default=[],
-        help="stop when this result reaches VALUE, such as evaluation/episode_reward_mean=450; may be repeated, the "
-        "first bound that is reached counts; without it, train until Ctrl-C",
+    option(parser, "--jobs", "parallel runs of --seeds", metavar="N", type=count, default=1)
+    option(parser, "--seed", "the seed; the same seed gives the same run", metavar="N", type=seed)
+    repeated(
+        parser, "--stop",
+        "stop when this result reaches VALUE, such as evaluation/episode_reward_mean=450; the first bound that is "
+        "reached counts; without it, train until Ctrl-C", metavar="KEY=VALUE", type=stop_bounds,
     )  # fmt: skip
     _take_folders(parser)
-    parser.add_argument(
-        "--wandb", metavar="PROJECT", nargs="?", const="menv", help="log to Weights & Biases (default: menv)"
+    option(
+        parser,
+        "--wandb",
+        "log to Weights & Biases (default: menv)",
+        metavar="PROJECT",
+        nargs="?",
+        const="menv",
     )
-    parser.add_argument(
-        "--mlflow", metavar="EXPERIMENT", nargs="?", const="menv", help="log to MLflow (default: menv)"
-    )
+    option(parser, "--mlflow", "log to MLflow (default: menv)", metavar="EXPERIMENT", nargs="?", const="menv")
     zoo = parser.add_mutually_exclusive_group()
-    zoo.add_argument(
-        "--zoo", metavar="TABLE",
-        help="the table of the settings that menv/zoo has for ENV, such as MAPPO (default: that of the algorithm); "
-        "or your own file, my.toml or my.toml:TABLE",
+    option(
+        zoo, "--zoo",
+        "the table of the settings that menv/zoo has for ENV, such as MAPPO (default: that of the algorithm); or your "
+        "own file, my.toml or my.toml:TABLE", metavar="TABLE",
     )  # fmt: skip
-    zoo.add_argument("--no-zoo", action="store_true", help="start from the default settings")
+    switch(zoo, "--no-zoo", "start from the default settings")
     take_settings(parser)
     take_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
-    take_imports(parser)
+    switch(parser, "--json", "print results as JSON, one object per line")
     return parser
 
 
 def _take_folders(parser: Parser) -> None:
-    parser.add_argument("--run-dir", metavar="DIR", help="the run folder (default: runs/ENV-ALGORITHM-NNN)")
-    parser.add_argument("--no-save", action="store_true", help="write no run folder")
-    parser.add_argument(
-        "--save-every", metavar="N", type=count,
-        help="save a checkpoint after every N iterations (default: about once a minute, keeping 3), and at the end",
+    option(parser, "--run-dir", "the run folder (default: runs/ENV-ALGORITHM-NNN)", metavar="DIR")
+    switch(parser, "--no-save", "write no run folder")
+    option(
+        parser, "--save-every",
+        "save a checkpoint after every N iterations (default: about once a minute, keeping 3), and at the end",
+        metavar="N", type=count,
     )  # fmt: skip
-    parser.add_argument(
-        "--keep-best", metavar="KEY",
-        help="save and keep the checkpoint with the highest value of a result, such as evaluation/episode_reward_mean",
+    option(
+        parser, "--keep-best",
+        "save and keep the checkpoint with the highest value of a result, such as evaluation/episode_reward_mean",
+        metavar="KEY",
     )  # fmt: skip
-    parser.add_argument("--keep", metavar="N", type=count, help="keep only the N latest checkpoints")
-    parser.add_argument(
-        "--resume", metavar="RUN",
-        help="resume the run of a run folder, or start a new run from a folder of checkpoints",
+    option(parser, "--keep", "keep only the N latest checkpoints", metavar="N", type=count)
+    option(
+        parser, "--resume", "resume the run of a run folder, or start a new run from a folder of checkpoints",
+        metavar="RUN",
     )  # fmt: skip
-    parser.add_argument(
-        "--resume-or-start", action="store_true",
-        help="resume the run in --run-dir if it has a checkpoint, else start it there; for jobs that may be restarted",
+    switch(
+        parser, "--resume-or-start",
+        "resume the run in --run-dir if it has a checkpoint, else start it there; for jobs that may be restarted",
     )  # fmt: skip
 
 
@@ -179,7 +186,10 @@ def train(args: argparse.Namespace, serve: Sequence[str] | None = None, more: Se
         serve: The command that serves the run; None for `menv train`.
         more: Trackers beside those of the arguments.
     """
-    _check_saving(args)
+    if args.no_save and (args.run_dir or args.save_every or args.keep or args.keep_best):
+        raise ConfigError(
+            "--no-save: given with an option about the run folder, expected one of them; leave one out"
+        )
     args.env = args.named if args.env is None else args.env
     zoo = _zoo_unless_resumed(args)
     shown = progress(args.json)
@@ -218,13 +228,6 @@ def train(args: argparse.Namespace, serve: Sequence[str] | None = None, more: Se
             lines.append(f"  best: {shell_word(str(saving.best))}")
         print_error("\n".join(lines))
     return status
-
-
-def _check_saving(args: argparse.Namespace) -> None:
-    if args.no_save and (args.run_dir or args.save_every or args.keep or args.keep_best):
-        raise ConfigError(
-            "--no-save: given with an option about the run folder, expected one of them; leave one out"
-        )
 
 
 def _zoo_unless_resumed(args: argparse.Namespace) -> ZooSettings | None:
@@ -301,21 +304,17 @@ def _resumed(args: argparse.Namespace, path: Path, serve: Sequence[str] | None) 
 
 def _next_steps(path: Path, agents: list[str] | None, again: str) -> list[str]:
     where, opened = shell_word(str(path)), as_opened(path)
-    lines = [f"run folder: {where}", *([f"  resume: {again}"] if again else [])]
+    levels = bool(read_manifest(find_checkpoint(str(path))).get(SNAPSHOTS))
+    steps = {"run folder": where, "  resume": again, "  report": f"menv report {where}"}
     if opened:
-        lines.append(f"  evaluate: menv evaluate {opened}")
-    lines.append(f"  report: menv report {where}")
+        steps["  evaluate"] = f"menv evaluate {opened}"
     if opened and agents is not None:
-        lines.append(f"  watch: menv watch {opened}")
-    has_levels = bool(read_manifest(find_checkpoint(str(path))).get(SNAPSHOTS))
+        steps["  watch"] = f"menv watch {opened}"
     if opened and agents:
-        level = " --level easy" * has_levels
-        lines.append(f"  play: menv play {opened} --as {shell_word(agents[0])}{level}")
-    if opened and has_levels:
-        lines.append(
-            f"  match: menv match {shell_word(f'{path}:easy')} {shell_word(f'{path}:hard')} {opened}"
-        )
-    return lines
+        steps["  play"] = f"menv play {opened} --as {shell_word(agents[0])}{' --level easy' * levels}"
+    if opened and levels:
+        steps["  match"] = f"menv match {shell_word(f'{path}:easy')} {shell_word(f'{path}:hard')} {opened}"
+    return [f"{name}: {command}" for name, command in steps.items() if command]
 
 
 def _zoo(args: argparse.Namespace) -> ZooSettings | None:
@@ -383,15 +382,15 @@ def from_checkpoint(
 def take_policies(parser: argparse.ArgumentParser) -> None:
     """Add the options, stored as `policies` and `policy`."""
     either = parser.add_mutually_exclusive_group()
-    either.add_argument(
-        "--policies", metavar="{shared,per-agent,auto}", type=_policies_kind,
-        help="one policy for all agents, one for each of possible_agents, or one for all agents with equal spaces "
-        "(shared)",
+    option(
+        either, "--policies",
+        "one policy for all agents, one for each of possible_agents, or one for all agents with equal spaces (shared)",
+        metavar="{shared,per-agent,auto}", type=_policies_kind,
     )  # fmt: skip
-    either.add_argument(
-        "--policy", metavar="PATTERN=ID[:ALGORITHM]", type=_policy_choice, action="append", default=[],
-        help="the policy of the agents whose names match, such as 'car_*=cars' or 'light_*=lights:DQN'; may be "
-        "repeated, the first pattern that matches counts",
+    repeated(
+        either, "--policy",
+        "the policy of the agents whose names match, such as 'car_*=cars' or 'light_*=lights:DQN'; the first pattern "
+        "that matches counts", metavar="PATTERN=ID[:ALGORITHM]", type=_policy_choice,
     )  # fmt: skip
 
 
@@ -472,16 +471,8 @@ def _policy_for_each_group(env: Any, config: Mapping[str, Any]) -> dict[str, Any
 
 def _by_spaces(spaces: Mapping[str, Any]) -> list[Choice]:
     """Return one policy for all agents with equal spaces, called as they are without their numbers."""
-    groups: list[tuple[Any, list[str]]] = []
-    for agent, found in spaces.items():
-        group = next((agents for known, agents in groups if known == found), None)
-        if group is None:
-            groups.append((found, [agent]))
-        else:
-            group.append(agent)
     choices: list[Choice] = []
-    for _, agents in groups:
-        stem = _NUMBERED.sub("", agents[0])
+    for stem, agents in with_equal_spaces(spaces):
         taken = not stem or len(agents) == 1 or stem in {*spaces, *(policy for _, policy, _ in choices)}
         choices += [(escape(agent), agents[0] if taken else stem, None) for agent in agents]
     return choices

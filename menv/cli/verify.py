@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from menv.cli.arguments import Parser, json_settings, parsed, print_text, take_imports
+from menv.cli.arguments import Parser, json_settings, option, parsed, print_text, switch
 from menv.verify.verify import ENV_STEPS, NUM_ENVS, verify_backends
 
 
@@ -25,23 +25,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
 
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(prog=program, description="Check that an environment is reproducible across back-ends.")
-    parser.add_argument("env", help="a built-in name, a gymnasium id, or package.module:Class")
-    parser.add_argument(
-        "--config", type=json_settings, action="append", default=[],
-        help="settings of an algorithm as a JSON object",
+    option(parser, "env", "a built-in name, a gymnasium id, or package.module:Class")
+    option(
+        parser, "--config", "settings of an algorithm as a JSON object", type=json_settings, action="append", default=[]
     )  # fmt: skip
-    parser.add_argument(
-        "--envs", type=int, default=NUM_ENVS, help="total number of environments (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=ENV_STEPS, help="total number of env steps (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="seed of resets, sampled actions and weights (default: %(default)s)",
-    )
-    parser.add_argument("--ray", action="store_true", help="also run workers on Ray, which is started")
-    take_imports(parser)
+    option(parser, "--envs", "total number of environments", type=int, default=NUM_ENVS)
+    option(parser, "--steps", "total number of env steps", type=int, default=ENV_STEPS)
+    option(parser, "--seed", "seed of resets, sampled actions and weights", type=int, default=0)
+    switch(parser, "--ray", "also run workers on Ray, which is started")
     return parser

@@ -8,18 +8,18 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from menv.cli.arguments import Parser, count, parsed, print_text, take_imports
-from menv.cli.reopen import reopened, take_level, take_trust
+from menv.cli.arguments import Parser, count, option, parsed, print_text, repeated, switch
+from menv.cli.reopen import reopened, take_env, take_level
 from menv.errors import ConfigError
 from menv.plain_files import writing
-from menv.playing.game import Game, Position
+from menv.playing.game import Game, Position, metadata_of
 from menv.playing.terminal import picture_lines, status_line
 from menv.wrappers.record_episodes import quantized, write_gif
 
@@ -30,11 +30,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
     """Show episodes of policies and return the exit status."""
     parser = Parser(prog=program, description="Watch the policies of a run.")
     take_game(parser)
-    parser.add_argument("--episodes", type=count, default=1, help="number of episodes (default: %(default)s)")
-    parser.add_argument(
-        "--fps", type=_rate, help="pictures per second (default: that of the environment, or 10)"
-    )
-    parser.add_argument("--gif", metavar="FILE", help="write pictures as an animated GIF (default: RUN.gif)")
+    option(parser, "--episodes", "number of episodes", type=count, default=1)
+    option(parser, "--fps", "pictures per second (default: that of the environment, or 10)", type=_rate)
+    option(parser, "--gif", "write pictures as an animated GIF (default: RUN.gif)", metavar="FILE")
     args = parsed(parser, arguments)
     path = args.gif
     if path and not Path(path).absolute().parent.is_dir():
@@ -43,14 +41,15 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
         game = stack.enter_context(game_of(args, None, "rgb_array" if path else None))
         if path is None and getattr(game.env, "render_mode", None) == "rgb_array":
             path = f"{Path(args.run).resolve().name}.gif"
-        fps = args.fps or float((getattr(game.env, "metadata", None) or {}).get("render_fps") or _FPS)
+        fps = args.fps or float(metadata_of(game.env).get("render_fps") or _FPS)
         shown: _Screen | _Film = _Screen(game, program, fps)
         if path:
-            shown = stack.enter_context(_gif(path, fps))
+            shown = _Film(path, fps)
+            # Ctrl-C keeps what was played.
+            stack.callback(shown.write)
         for episode in range(args.episodes):
             position = _played(game, shown)
-            line = f"episode {episode + 1}: {position.outcome}, {position.steps} env steps"
-            print_text(line, program)
+            print_text(f"episode {episode + 1}: {position.outcome}, {position.steps} env steps", program)
     if path:
         print_text(f"wrote {path}", program)
     return 0
@@ -69,23 +68,19 @@ def _played(game: Game, shown: _Screen | _Film) -> Position:
 
 def take_game(parser: argparse.ArgumentParser) -> None:
     """Add what `game_of` reads."""
-    parser.add_argument("run", help="a run folder, or a folder of checkpoints")
-    parser.add_argument("--env", help="the environment, as for train, if the run cannot name it")
+    option(parser, "run", "a run folder, or a folder of checkpoints")
+    take_env(parser)
     either = parser.add_mutually_exclusive_group()
-    either.add_argument(
-        "--policy", metavar="[AGENT=]ID", dest="policies", action="append", default=[],
-        help="the policy of an agent, or of all, or a snapshot of a league, such as snapshot_3; AGENT may be a pattern "
-        "such as 'car_*'; may be repeated",
+    repeated(
+        either, "--policy",
+        "the policy of an agent, or of all, or a snapshot of a league, such as snapshot_3; AGENT may be a pattern such "
+        "as 'car_*'", metavar="[AGENT=]ID", dest="policies",
     )  # fmt: skip
     take_level(either)
-    parser.add_argument(
-        "--seed",
-        type=int,
-        help="the seed of the environment and of sampled actions (default: a new one each time)",
+    option(
+        parser, "--seed", "the seed of the environment and of sampled actions (default: a new one)", type=int
     )
-    parser.add_argument("--sample", action="store_true", help="sample actions, not the most likely ones")
-    take_trust(parser)
-    take_imports(parser)
+    switch(parser, "--sample", "sample actions, not the most likely ones")
 
 
 def game_of(args: argparse.Namespace, human: str | None, render_mode: str | None) -> Game:
@@ -121,8 +116,8 @@ class _Film:
     """Collects the pictures of a GIF, which shows the last one of an episode for a second."""
 
     def __init__(self, path: str, fps: float) -> None:
-        self._path, self._hold = path, round(fps)
-        self.frames: list[Any] = []
+        self._path, self._fps, self._hold = path, fps, round(fps)
+        self._frames: list[Any] = []
 
     def show(self, position: Position) -> None:
         if not isinstance(position.picture, np.ndarray):
@@ -131,19 +126,12 @@ class _Film:
                 "(render_mode rgb_array); watch it in the terminal"
             )
         frame = quantized(position.picture, f"--gif {self._path}")
-        self.frames += [frame] * (self._hold if position.done else 1)
+        self._frames += [frame] * (self._hold if position.done else 1)
 
-
-@contextmanager
-def _gif(path: str, fps: float) -> Iterator[_Film]:
-    film = _Film(path, fps)
-    try:
-        yield film
-    finally:
-        # Ctrl-C keeps what was played.
-        if film.frames:
-            with writing("--gif", path):
-                write_gif(film.frames, Path(path), fps)
+    def write(self) -> None:
+        if self._frames:
+            with writing("--gif", self._path):
+                write_gif(self._frames, Path(self._path), self._fps)
 
 
 def _rate(text: str) -> float:
