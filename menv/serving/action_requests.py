@@ -152,7 +152,7 @@ class ClientState:
             raise BadMessageError(
                 ErrorCode.TOO_MANY,
                 f"{where}: {self.backlog.waiting} bytes of this client wait to be sampled, expected at most "
-                f"{limits.max_waiting} (Limits.max_waiting); ask for new weights and wait for these before you go on",
+                f"{limits.max_waiting} (Limits.max_waiting); ask for new weights and wait for them before you continue",
             )
 
     def finish(self, episode_id: str, episode: OpenEpisode | None = None) -> None:

@@ -404,14 +404,14 @@ class EpisodeIngest:
         if name in state.episodes or state.ended.get(name) is not None:
             raise BadMessageError(
                 ErrorCode.WRONG_ORDER,
-                f"{where}.{field}: is that of an episode whose actions are asked for here, expected one that the "
-                "client plays by itself; give that another id",
+                f"{where}.{field}: names an episode whose actions are asked for here, expected one that the "
+                "client plays alone; give that another id",
             )
         state.check_room(self._limits, self._broker.open_episodes, where)
         return ChunkProgress(self._broker.start(f"{state.token[:12]}/{name}", budget=state.backlog))
 
     def _check_gaps(self, state: ClientState, episode: WireEpisode, where: str) -> None:
-        """Refuse a chunk that neither continues its episode nor repeats what has come, before anything is taken."""
+        """Refuse a chunk that neither continues its episode nor repeats earlier steps, before any step is stored."""
         if episode.id is None:
             return
         progress = state.chunks.get(episode.id) or ChunkProgress("")
@@ -421,12 +421,12 @@ class EpisodeIngest:
             if piece.t != taken and end > taken:
                 raise BadMessageError(
                     ErrorCode.WRONG_ORDER,
-                    f"{where}.t: steps {piece.t} to {end}, expected to begin at {taken}, or what has come before; send "
-                    "what is between first",
+                    f"{where}.t: steps {piece.t} to {end}, expected to begin at {taken}, or steps sent before; send "
+                    "the steps between first",
                 )
 
     def _is_new(self, progress: ChunkProgress, agent: str | None, piece: Piece, episode: WireEpisode) -> bool:
-        """Note the steps of a piece; False if they were taken before, or if there are none."""
+        """Count the steps of a piece; False if they were received before, or if there are none."""
         taken = progress.t.get(agent, 0)
         if episode.id is not None and piece.t < taken:
             self.repeated += len(piece)

@@ -47,7 +47,7 @@ class PublishedPolicies(Protocol):
     policies: Mapping[str, Policy]
 
     def form(self, form: str, policy_id: str) -> Any:
-        """Return a policy in one of its forms, which is made once; slow. Called in one thread beside the server's loop.
+        """Return a policy in one of its forms, which is made once; slow. Called in a thread, not in the server's loop.
 
         Args:
             form: "bundle" for a packed bundle, "weights" for packed weights, "onnx" for the ONNX file of RLlink
@@ -104,7 +104,7 @@ class PolicyServer(RequestSource):
         env_steps_per_sample: Env steps that clients with local inference send at once. None is the length of a rollout
             fragment. Less if it may not fit into `Limits.max_body`.
         force_on_policy: Whether these clients wait for the next weights; None leaves it to the algorithm.
-        clients_act: Whether all clients act by themselves, so that policies must not see the output of an
+        clients_act: Whether all clients act alone, so that policies must not see the output of an
             `observation_fn`.
 
     Attributes:
@@ -170,11 +170,11 @@ class PolicyServer(RequestSource):
         """Start the server; see `RequestSource.connect`.
 
         Raises:
-            ConfigError: Policies see the output of an `observation_fn`, which clients that act by themselves lack.
+            ConfigError: Policies see the output of an `observation_fn`, which clients that act alone lack.
         """
         if trainer.observation_fn and self._clients_act:
             raise ConfigError(
-                f"observation_fn: set beside {self._name}, whose clients act by themselves on what they observe, "
+                f"observation_fn: set together with {self._name}, whose clients act alone on what they observe, "
                 "expected one of the two; show more in the clients' own observations, or have remote clients ask "
                 "PolicyServerInput"
             )
@@ -384,17 +384,15 @@ def _check(**settings: Any) -> None:
     for name, value in settings.items():
         is_right, expected = _RULES[name]
         if not is_right(value):
-            raise ConfigError(
-                f"{name}: got {value!r:.60}, expected {expected}; leave it out for what is usual"
-            )
+            raise ConfigError(f"{name}: got {value!r:.60}, expected {expected}; leave it out for the default")
 
 
 def _check_spaces(name: str, ioctx: InputContext) -> None:
     for kind in ("observation", "action"):
         if getattr(ioctx, f"{kind}_space") is None and not getattr(ioctx, f"{kind}_spaces"):
             raise ConfigError(
-                f"{name}: no {kind} space is known, expected those of a stub or of the config; give env=..., a stub, a "
-                "MultiAgentEnv if clients name agents, or observation_space and action_space"
+                f"{name}: no {kind} space is known, expected the spaces of a stub or of the config; give env=..., a "
+                "stub, a MultiAgentEnv if clients name agents, or observation_space and action_space"
             )
     agents = (*ioctx.possible_agents, *ioctx.observation_spaces, *ioctx.action_spaces)
     unnamed = [agent for agent in agents if not isinstance(agent, str)]

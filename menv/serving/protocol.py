@@ -87,7 +87,7 @@ _FIELDS = TypedDecoder(dict[str, Raw])
 
 
 def fields(data: Data, where: str) -> dict[str, Raw]:
-    """Return the entries of an object, undecoded; raise `BadMessageError` if it is none."""
+    """Return the entries of an object, undecoded; raise `BadMessageError` if it is not an object."""
     found: dict[str, Raw] = _FIELDS.read(data, where)
     return found
 
@@ -356,7 +356,7 @@ Answer = Pong | SetConfig | SetState | Policies | EpisodeStarted | Action | Ok |
 
 
 class _Head(msgspec.Struct):
-    """What the answer to a message that cannot be read tells."""
+    """The fields of a message that cannot be read that its answer repeats."""
 
     type: str | None = None
     seq: Count | None = None

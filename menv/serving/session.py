@@ -66,7 +66,7 @@ NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first (men
 _SLICE_S = 0.001
 """Seconds after which other peers are served in the middle of a long message."""
 _REST = 3
-"""While others are served, a peer's next body waits for up to so many times as long as its last ones took."""
+"""While others are served, a peer's next body waits up to so many times the duration of its last ones."""
 _SHORT = 10_000
 """Bytes of episodes that are read at once."""
 
@@ -98,7 +98,7 @@ class Session:
         self._sessions = sessions
         self._action_requests = sessions.action_requests
         self._always_reply = peer.transport == "http"
-        # Seconds that its bodies needed since then.
+        # Seconds spent on its bodies since then.
         self._spent, self._since = 0.0, time.perf_counter()
         # The tasks under way, each of which waits for the one before.
         self._tasks: list[asyncio.Task[None]] = []
@@ -177,7 +177,7 @@ class Session:
         if not self.admitted and not sessions.access.admits(request.token):
             raise BadMessageError(
                 ErrorCode.NOT_ALLOWED,
-                "GET_CONFIG.token: is not the server's, expected that (menv serve --token-file)",
+                "GET_CONFIG.token: is not the token of this server, expected the one in its --token-file",
             )
         self.admitted = True
         config = sessions.config
@@ -323,7 +323,7 @@ class Session:
 
 
 def _refusal(error: Exception) -> BadMessageError:
-    """Return the answer to a request that raised an error; an error that is none of menv's is a bug and reported."""
+    """Return the answer to a request that raised an error; other errors than menv's are bugs, which are reported."""
     if isinstance(error, BadMessageError):
         return error
     if isinstance(error, MenvError):
@@ -429,7 +429,7 @@ class ServerSessions:
         _log.info("refused, %s: %s", code, why)
         if code == ErrorCode.NOT_ALLOWED and why not in self._told and len(self._told) < _MAX_TOLD:
             self._told.add(why)
-            _log.warning("a client was refused, which is said once: %s", why)
+            _log.warning("a client was refused (logged once): %s", why)
 
     def spaces(self) -> dict[str, Any]:
         """Return the fields of SET_CONFIG that describe the spaces."""
@@ -570,7 +570,7 @@ class ServerSessions:
         """Return the state with which a connection continues, and lose the episodes begun over it alone."""
         state.connected -= 1
         if state.connected <= 0:
-            self.give_up(state, "its client went on with another session")
+            self.give_up(state, "its client continued with another session")
         before.connected += 1
         return before
 

@@ -72,7 +72,7 @@ _CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "iub"}
 
 
 class SpaceReader:
-    """Reads elements of a space, and columns of them; this one those of a Text, a Dict or a Tuple.
+    """Reads elements of a space, and columns of them; this class reads a Text, a Dict or a Tuple.
 
     Attributes:
         kind: Type of an element, for msgspec, which checks types, lengths and keys.
@@ -254,7 +254,7 @@ class NumberReader(SpaceReader):
 
 
 def _bounded_kind(dtype: np.dtype[Any], low: Array, high: Array, flags: bool) -> Any:
-    """Return the type of lists of numbers; it has the bounds, except those of long lists that are not all equal."""
+    """Return the type of lists of numbers; it has the bounds, except of long lists whose bounds differ."""
     if low.ndim and low.size and low.size <= _LONGEST_TUPLE:
         # The garbage collector untracks tuples of numbers, but not lists.
         rows = [_bounded_kind(dtype, *ends, flags) for ends in zip(low, high, strict=True)]

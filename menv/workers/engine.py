@@ -131,8 +131,8 @@ def in_a_line(error: str) -> str:
 def warn_of_slow_end(whose: str, grace: float) -> None:
     """Warn of an actor that was killed because it did not end in time."""
     warnings.warn(
-        f"{whose}: did not end within {grace:g} s and was killed, expected what lives in it to close by then; look at "
-        "what its close() waits for, and for threads and processes that it leaves running",
+        f"{whose}: did not end within {grace:g} s and was killed, expected its object to close by then; look at what "
+        "its close() waits for, and for threads and processes that it leaves running",
         EnvFaultWarning,
         stacklevel=3,
     )
@@ -141,7 +141,7 @@ def warn_of_slow_end(whose: str, grace: float) -> None:
 def warn_of_bad_end(whose: str, how: str) -> None:
     """Warn of an actor whose object raised when it was stopped."""
     warnings.warn(
-        f"{whose}: could not close: {how}, expected what lives in it to close; fix its close()",
+        f"{whose}: could not close: {how}, expected its object to close; fix its close()",
         EnvFaultWarning,
         stacklevel=3,
     )

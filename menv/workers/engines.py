@@ -16,7 +16,7 @@ def make_engine(
 ) -> Engine:
     """Return an engine; None chooses Ray where it is installed, and processes elsewhere.
 
-    `cpus` is what each Ray actor takes of a cluster's CPUs, 0 for actors that mostly wait. `patience` is the number of
+    `cpus` is how many CPUs each Ray actor reserves, 0 for actors that mostly wait. `patience` is the number of
     seconds that an actor may wait for room; None is 60.
     """
     check_system()
@@ -25,7 +25,7 @@ def make_engine(
     if name not in (None, "ray"):
         raise ConfigError(
             f"engine: got {name!r}, expected one of {get_args(EngineName)} or None; "
-            "None takes Ray where it is installed"
+            "None uses Ray where it is installed"
         )
     try:
         from menv.workers.ray_engine import RayEngine

@@ -1,6 +1,6 @@
 """Values on their way to another process: their pickles, and messages on the socket between driver and process.
 
-Large arrays travel beside the pickle and are received into memory that belongs to them alone: `Connection` of
+Large arrays travel outside the pickle and are received into memory that belongs to them alone: `Connection` of
 `multiprocessing` copies them once more, which costs workers that send images a quarter of their speed.
 
 This is the only module that unpickles, and only messages of processes that trust each other.

@@ -57,7 +57,7 @@ class RemoteEnvServer:
     `actor` is the remote `EnvServer`. `asked` are the kinds of the answers that are due. `undelivered` is delivered one
     by one: a poll never holds rows of an episode and its end. `ended` is True without a process, after too many losses,
     `paused` where the last update came from a poll that paused. `held` are rewards that wait for their agents' next
-    rows, `env_steps` those of the last update.
+    rows, `env_steps` is the count of the last update.
     """
 
     def __init__(self, index: int) -> None:

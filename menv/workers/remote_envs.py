@@ -395,7 +395,7 @@ class RemoteEnvs(Adapter):
             self._restart(server)
             self._tell_created(server.index)
         elif server.is_out_of_step:
-            what = "let go of, because this process was interrupted in the midst of a question"
+            what = "abandoned, because this process was interrupted in the middle of a request"
             self._lost(server, WorkerLostError(f"{server.actor.label}: {what}"), counts=False)
 
     def _check_not_stopped(self) -> None:

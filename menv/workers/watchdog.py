@@ -60,7 +60,7 @@ class Watchdog:
         self._watches = False
         if seconds is not None:
             # Progress is counted in env steps; callbacks and policies run between them.
-            late = f"an environment, or a callback or policy beside it, did not return for env_timeout={seconds:g} s"
+            late = f"an environment, or its callback or policy, did not return for env_timeout={seconds:g} s"
             args = (weakref.ref(self), _Watcher(seconds, late))
             threading.Thread(target=_show_life, args=args, name="menv watchdog", daemon=True).start()
 

@@ -416,7 +416,7 @@ class ClientSession:
         if isinstance(answer, Error):
             raise ConfigError(
                 f"PolicyClient: {self._address} refuses ({_printable(answer.code)}: {_printable(answer.message)}), "
-                "expected to be let in; check token and address"
+                "expected access; check token and address"
             )
         if not isinstance(answer, SetConfig) or answer.session is None:
             raise ConfigError(
@@ -426,8 +426,8 @@ class ClientSession:
         before, self.session, self.config = self.session, answer.session, answer
         if before not in (None, answer.session) and not in_new_session:
             raise SessionLostError(
-                f"PolicyClient: {self._address} has forgotten this session and its open episodes, expected to be back "
-                "in time; start new episodes"
+                f"PolicyClient: {self._address} has forgotten this session and its open episodes, expected to "
+                "reconnect in time; start new episodes"
             )
 
     def _greeting(self) -> bytes:
@@ -511,6 +511,6 @@ def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
         return value
     except (BadMessageError, OverflowError, TypeError, ValueError) as error:
         raise ContractError(
-            f"PolicyClient: the server answers with an action that is none ({ascii(str(error))[1:-1]:.100}), expected "
+            f"PolicyClient: the server answers with an invalid action ({ascii(str(error))[1:-1]:.100}), expected "
             f"an element of {'a space' if space is None else in_a_line(space)}; look at the server's policy"
         ) from error

@@ -172,7 +172,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Exchange:
-    """What came of sending chunks and fetching weights.
+    """The outcome of sending chunks and fetching weights.
 
     Attributes:
         chunks: Chunks that the server has or will never take.
@@ -408,7 +408,7 @@ class LocalActor:
                 _unpack(state, exchange, session)
 
     def _apply(self, exchange: Exchange) -> None:
-        """Note what the server has, and use new weights."""
+        """Remove what the server has received, and use new weights."""
         self._follow_session()
         done = set(map(id, exchange.chunks))
         self._outbox = [chunk for chunk in self._outbox if id(chunk) not in done]

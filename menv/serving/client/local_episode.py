@@ -340,7 +340,7 @@ class LocalEpisode:
 
     def lost_error(self) -> EpisodeError:
         """Return the error for an episode that the server has discarded or refused."""
-        why = self.refused or "the server has forgotten it, expected this client back in time"
+        why = self.refused or "the server has forgotten it, expected this client to reconnect in time"
         return EpisodeError(f"episode {self.episode_id!r}: {why}; start a new one")
 
     def _check(self) -> None:

@@ -58,7 +58,7 @@ def check_settings(
         (client is None or (isinstance(client, str) and not _NOT_UTF_8.search(client)), f"client is {client!a:.60}",
          "a text or None", "give a name for the server's reports"),
         (seed is None or (isinstance(seed, Integral) and not isinstance(seed, bool)), f"seed={seed!r:.40}",
-         "a whole number or None", "leave it out to take one by chance"),
+         "a whole number or None", "leave it out for a random one"),
     )  # fmt: skip
     for holds, got, expected, advice in rules:
         if not holds:

@@ -143,7 +143,7 @@ class Connection:
 
     Attributes:
         refused: Whether it is one too many.
-        farewell: Returns what a peer that was too slow is told; None if it is told nothing.
+        farewell: Returns the last message to a peer that was too slow; None for no message.
     """
 
     refused = False
@@ -203,7 +203,7 @@ class Connections:
 
     async def end_all(self) -> None:
         """Close all connections, with a moment for replies that are on their way."""
-        # The loop has yet to add those that it has just accepted.
+        # The loop has yet to add the connections that it has just accepted.
         await asyncio.sleep(0.002)
         for end in (methodcaller("close"), methodcaller("abort")):
             for connection in list(self._open):
