@@ -561,7 +561,7 @@ _MAX_CHUNKS = 2
 
 
 class ReadyQueue:
-    """The channels that have something to read: those that ask, and those with an end or a chunk, by client.
+    """The channels that have something to read: channels that ask, and channels with an end or a chunk, by client.
 
     Ends and chunks are read a few at a time, of each client in turn: thousands of episodes that end at once, or that
     arrive as chunks, must not delay the callers that wait for actions. Episodes that the sampler has begun come first.

@@ -25,7 +25,7 @@ COMMANDS = {
     "plot": "draw curves of runs as a PNG, SVG or PDF picture",
     "table": "print the final scores of runs as Markdown, LaTeX or CSV",
     "report": "write an HTML report of runs, or serve it",
-    "export": "copy the policies of a run into folders of their own",
+    "export": "copy each policy of a run into a folder",
     "serve": "answer external clients with the policies of a run",
     "doctor": "show versions, missing extras and GPUs",
     "envs": "list environments by name",

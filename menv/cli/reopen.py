@@ -61,7 +61,7 @@ def reopened(args: argparse.Namespace, run: str, load: Callable[[], T], *, learn
         args: Of `parsed`, with `trust`.
         run: The run folder, or a checkpoint.
         load: Reads the run; called again after the imports.
-        learns: Whether callbacks are needed. Otherwise those that are not imported are left out.
+        learns: Whether callbacks are needed. Otherwise callbacks that are not imported are left out.
 
     Raises:
         ConfigError: Names are missing; it says which, and the command that imports them.

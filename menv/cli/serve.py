@@ -58,7 +58,7 @@ class ServedPolicies:
 
 
 class FrozenPolicies(Tracker):
-    """Gives a server the policies of a snapshot, and with `reloads` those of each new checkpoint of its run.
+    """Gives a server the policies of a snapshot, and with `reloads` the policies of each new checkpoint of its run.
 
     A thread reads new checkpoints. One that cannot be read, such as one that is still being copied, is logged once and
     tried again.
@@ -137,7 +137,7 @@ def _replace(algorithm: Any, policies: Mapping[str, Policy], source: str | Path)
     mine = synced_filters({name: algorithm.get_policy(name) for name in policies})
     new = synced_filters(policies)
     if any(mine[name].keys() != new[name].keys() for name in policies):
-        raise ConfigError(f"{source}: other observation filters, expected those of the served run")
+        raise ConfigError(f"{source}: other observation filters, expected the filters of the served run")
     algorithm.set_weights({name: policy.get_weights() for name, policy in policies.items()})
     for name, filters in new.items():
         for position, one in filters.items():
@@ -153,8 +153,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv serve") ->
     if (args.reload or snapshot) and not args.frozen:
         option = "--reload" if args.reload else "--level" if args.level else "--policy"
         raise ConfigError(
-            f"{option}: given without --frozen, expected both, because policies that learn have weights of their own; "
-            "add --frozen"
+            f"{option}: given without --frozen, expected both, because policies that learn change their "
+            "weights themselves; add --frozen"
         )
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("menv").setLevel(args.log_level.upper())

@@ -113,7 +113,7 @@ class Sweep:
             raise ConfigError(f"sweep: no stop or no space, {RULE}")
 
     async def search(self, trials: int | None, jobs: int, *, retry: bool = False) -> None:
-        """Run trials until there are `trials` in all, 20 or those of a grid by default, `jobs` at a time.
+        """Run trials until there are `trials` in all, by default 20 or the size of the grid, `jobs` at a time.
 
         A cancelled search saves its runs.
         """

@@ -184,7 +184,7 @@ def train(args: argparse.Namespace, serve: Sequence[str] | None = None, more: Se
     Args:
         args: Of `train_parser`.
         serve: The command that serves the run; None for `menv train`.
-        more: Trackers beside those of the arguments.
+        more: Trackers in addition to the ones that the arguments name.
     """
     if args.no_save and (args.run_dir or args.save_every or args.keep or args.keep_best):
         raise ConfigError(
@@ -297,7 +297,7 @@ def _resumed(args: argparse.Namespace, path: Path, serve: Sequence[str] | None) 
     if serve is None:
         opened = as_opened(path)
         return opened and f"menv train --resume {opened}"
-    # A server that began with a checkpoint has a run folder of its own by now.
+    # A server that began with a checkpoint has written a run folder since then.
     words = [str(path) if word == args.resume else word for word in serve]
     return shell_line([*words, *["--trust"] * (args.trust and "--trust" not in words)])
 
@@ -470,7 +470,7 @@ def _policy_for_each_group(env: Any, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def _by_spaces(spaces: Mapping[str, Any]) -> list[Choice]:
-    """Return one policy for all agents with equal spaces, called as they are without their numbers."""
+    """Return one policy for all agents with equal spaces, with the name of the agents without their numbers."""
     choices: list[Choice] = []
     for stem, agents in with_equal_spaces(spaces):
         taken = not stem or len(agents) == 1 or stem in {*spaces, *(policy for _, policy, _ in choices)}

@@ -208,12 +208,12 @@ class Game:
         close_env(self.env)
 
     def policy_of(self, agent: AgentId) -> str | None:
-        """Return the id of an agent's policy; None if it is open which one that is."""
+        """Return the id of an agent's policy; None if it is undecided."""
         policy = self._policy_of(agent)
         return None if policy is None else policy.policy_id
 
     def _policy_of(self, agent: AgentId) -> NetworkPolicy | None:
-        """Return an agent's policy, for the person's agent the one that advises; None if it is open which one it is."""
+        """Return an agent's policy, for the person's agent the one that advises; None if it is undecided."""
         if agent not in self._policies:
             players = self._players.get(agent, self.own)
             self._policies[agent] = players.policy_of(agent, self._current, advises=agent == self.human)

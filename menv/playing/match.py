@@ -118,4 +118,4 @@ def ratings_between(outcomes: npt.NDArray[np.float64]) -> list[float]:
 
 
 _ROUNDS = 1000
-"""Of Hunter's algorithm (2004), which is at rest long before."""
+"""Iterations of Hunter's algorithm (2004), which converges in far fewer."""

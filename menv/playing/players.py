@@ -68,7 +68,7 @@ class RunPolicies:
             ) from None
         policies: dict[str, NetworkPolicy] = found if isinstance(found, dict) else {found.policy_id: found}
         for name, policy in policies.items():
-            # A snapshot's draws are not those of the run.
+            # A snapshot must not draw the same numbers as the run.
             drawn_by = name if snapshot is None else f"{snapshot}:{name}"
             policy.set_draws_state([rng.key(self._seed, rng.stable_hash(drawn_by)), 0])
         return policies
@@ -80,7 +80,7 @@ class RunPolicies:
                 policy.agent_connectors.reset(ENV)
 
     def policy_of(self, agent: AgentId, episode: Episode, *, advises: bool = False) -> NetworkPolicy | None:
-        """Return an agent's policy; None if it is open which one that is.
+        """Return an agent's policy; None if it is undecided.
 
         If it advises a person, it is the run's, also where a snapshot plays.
         """
@@ -92,7 +92,7 @@ class RunPolicies:
         return policies.get(own)
 
     def id_of(self, agent: AgentId, episode: Episode) -> str:
-        """Return the id of an agent's policy in training, or what it should be."""
+        """Return the id that an agent's policy has in training, or should have."""
         if self._mapping is not None:
             name = self._mapping(agent, episode, None)
             episode.bind(agent, name)

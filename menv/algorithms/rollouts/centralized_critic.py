@@ -229,7 +229,7 @@ class JointFragment:
 def with_states(batch: SampleBatch) -> CriticRows:
     """Return the input of a critic with `critic_obs="state"`: observations, and the state of the same moment.
 
-    An end without a state, such as that of an episode which somebody else reset, has that of the last row.
+    An end without a state, such as the end of an episode that other code reset, has the state of the last row.
     """
     ends = batch.segments.ends - 1
     states, after = batch[GLOBAL_STATE], batch[SampleBatch.NEXT_GLOBAL_STATE][ends]

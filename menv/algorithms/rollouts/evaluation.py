@@ -205,7 +205,7 @@ class Evaluation:
         return EvaluationShare(limit.metrics.take(), sampler.env_steps, sampler.agent_steps)
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        """Call a method of every sub-environment, also of those that replace them; the next evaluation resets them."""
+        """Call a method of every sub-environment and of their replacements; the next evaluation resets them."""
         with self._own_random_states(0), self.guard:
             base_env = self._base_env or self._begun(None, 0)[0].base_env
             found = call_each(base_env, method, args)

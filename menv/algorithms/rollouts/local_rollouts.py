@@ -267,7 +267,7 @@ def new_sampler(
     callbacks: DefaultCallbacks,
     placement: WorkerPlacement,
 ) -> Sampler:
-    """Return a sampler of the environments in the process of `placement`; `groups` are those of the policies."""
+    """Return a sampler of the environments in the process of `placement`; `groups` are the groups of policies."""
     sampler = Sampler(
         base_env, policy_view.policy_map, groups, limit, metrics=metrics, seed=seed,
         worker_index=placement.worker_index, num_workers=config.num_workers if placement.worker_index else 0,
@@ -307,9 +307,9 @@ Rollouts: TypeAlias = "LocalRollouts | RemoteRollouts"
 
 
 class RecordedRows:
-    """Recorded episodes that are learned from beside sampled ones, as the shares in `config.input` say.
+    """Recorded episodes that are learned from in addition to sampled ones, as the shares in `config.input` say.
 
-    Their policies are those of the run. Their rows are in no count and no mean; filters do not learn from them.
+    Their policies are the policies of the run. Their rows are in no count and no mean; filters do not learn from them.
     """
 
     def __init__(self, config: AlgorithmConfig, policy_set: PolicyView, env: Any, seed: int) -> None:

@@ -195,8 +195,8 @@ class RemoteRollouts:
                 self._ask(index, 1)
                 self._receive(index)
         for index in set(present) - absent:
-            # Ahead of time: with the weights of now, which the learner will have left behind by then. One of those that
-            # wait is about to be taken.
+            # Ahead of time: with the weights of now, which the learner will have left behind by then. One of the
+            # fragments that wait is about to be returned.
             self._ask(index, 1 + self._ahead - len(self._queues[index]))
         self._prepared = True
 
