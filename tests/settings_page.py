@@ -27,9 +27,46 @@ from tests.house.sources import ROOT
 PAGE = ROOT / "docs" / "reference" / "settings.md"
 BEGINNING = """# Settings
 
-The hyperparameters and other settings of `config`, a dict, which are also the keywords of `PPOConfig`, `DQNConfig`,
-`SACConfig` and `QMIXConfig`. Names are the classic ones of RLlib. An unknown key is refused with the nearest known one;
-classic keys without a meaning in menv warn once.
+Settings are the `config` of an algorithm, a dict of the keys that differ from the defaults:
+
+```python
+from menv.algorithms import PPO
+
+config = {
+    "lr": 0.001,
+    "gamma": 0.95,
+    "num_envs_per_worker": 8,
+    "train_batch_size": 2048,
+    "model": {"fcnet_hiddens": [128, 128]},
+    "seed": 0,
+}
+with PPO(env="CartPole-v1", config=config) as algo:
+    print("env steps", algo.train()["num_env_steps_sampled"])
+```
+
+```text
+env steps 2048
+```
+
+On the command line `--config` has the same keys, with dots for sections. So has a
+[TOML file](command_line.md#settings):
+
+```sh
+menv train CartPole-v1 --no-zoo --seed 0 --config lr=0.001 --config gamma=0.95 --config num_envs_per_worker=8 \\
+    --config train_batch_size=2048 --config model.fcnet_hiddens=[128,128] --stop training_iteration=1 --no-save
+```
+
+| what you want | where to begin |
+|---|---|
+| more stable or faster learning | `lr`, `train_batch_size`, `gamma`; of PPO `entropy_coeff` and `num_sgd_iter` |
+| another network | [`model`](#model): `fcnet_hiddens`, `use_lstm`, `conv_filters` |
+| more steps per second | `num_envs_per_worker`, then `num_workers` |
+| a policy for each role | [`multiagent`](#multiagent) |
+| scores while training | `evaluation_interval`, `evaluation_duration` |
+| the same run again | `seed` |
+
+Names are the classic ones of RLlib. They are also the keywords of `PPOConfig`, `DQNConfig`, `SACConfig` and
+`QMIXConfig`. An unknown key is refused with the nearest known one; classic keys without a meaning in menv warn once.
 This page is built from the docstrings of the settings (`python -m tests.settings_page`).
 
 A star means that a policy may override the setting: `PolicySpec(config={"gamma": 0.85})`.

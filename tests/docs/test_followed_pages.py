@@ -30,6 +30,7 @@ PAGES = [
     "how_to/slow",
     "how_to/sweeps",
     "how_to/trackers",
+    "reference/settings",
     "tutorials/card_game",
     "tutorials/cartpole",
     "tutorials/from_rllib",
