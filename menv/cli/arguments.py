@@ -301,8 +301,10 @@ IMPORT = "--import"
 
 def option(to: argparse._ActionsContainer, names: str, text: str, **how: Any) -> None:
     """Add an argument, or an option such as "-o --output", to a parser or a group; the help names the default."""
-    default = "" if how.get("default") in (None, "", [], {}) else " (default: %(default)s)"
-    to.add_argument(*names.split(), help=f"{text}{default}", **how)
+    if how.get("type") in (count, seed, int):
+        how = {"metavar": "N", **how}
+    value = next((one for one in ("default", "const") if how.get(one) not in (None, "", [], {})), None)
+    to.add_argument(*names.split(), help=text if value is None else f"{text} (default: %({value})s)", **how)
 
 
 def switch(to: argparse._ActionsContainer, name: str, text: str) -> None:

@@ -61,13 +61,7 @@ def table(arguments: Sequence[str], program: str) -> int:
         "one row: the mean score over seeds, its 95 % bootstrap interval, env steps and minutes.",
     )
     option(parser, "runs", "run folders", metavar="RUN", nargs="+")
-    option(
-        parser,
-        "--format",
-        "the format of the table",
-        choices=("markdown", "latex", "csv"),
-        default="markdown",
-    )
+    option(parser, "--format", "the format", choices=("markdown", "latex", "csv"), default="markdown")
     _take_episodes(parser, "number of episodes of each run")
     args = parsed(parser, arguments)
     rows = [_row(args, group) for group in groups_of(runs_of(args.runs))]

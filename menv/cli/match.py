@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv match") ->
     option(parser, "--games", "games of each pair of players", type=count, default=100)
     option(parser, "-o --output", "draw a heat map of the points, a .png, .svg or .pdf file", metavar="FILE")
     take_env(parser)
-    option(parser, "--seed", "the seed of the games (default: a new one each time)", metavar="N", type=seed)
+    option(parser, "--seed", "the seed of the games (default: a new one each time)", type=seed)
     args = parsed(parser, arguments)
     first = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     with ExitStack() as stack:

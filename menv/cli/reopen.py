@@ -49,9 +49,7 @@ def take_env(parser: argparse.ArgumentParser) -> None:
 
 def take_level(parser: argparse._ActionsContainer) -> None:
     """Add the option `--level`."""
-    option(
-        parser, "--level", "the strength of the policies, by the ratings in the run's league", choices=LEVELS
-    )
+    option(parser, "--level", "how strong the policies are, by the ratings of the league", choices=LEVELS)
 
 
 def reopened(args: argparse.Namespace, run: str, load: Callable[[], T], *, learns: bool = False) -> T:

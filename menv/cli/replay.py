@@ -15,9 +15,7 @@ def main(arguments: Sequence[str], program: str) -> int:
     """Replay the capsule of the arguments and return the exit status."""
     parser = Parser(prog=program, description="Repeat the episode in which an environment failed.")
     option(parser, "capsule", "the file that the error message names", metavar="CAPSULE")
-    option(
-        parser, "--env", "the environment, if this process does not know the capsule's by name", metavar="ENV"
-    )
+    option(parser, "--env", "the environment, if its name is not known here", metavar="ENV")
     option(
         parser, "--env-config", "settings over the capsule's env_config, such as secrets, which are left out of it",
         type=json_settings, default={}, metavar="JSON",

@@ -189,9 +189,7 @@ def _parser(program: str) -> Parser:
     )
     switch(parser, "--reload", "with --frozen: use the weights of each new checkpoint, without a restart")
     either = parser.add_mutually_exclusive_group()
-    option(
-        either, "--policy", "with --frozen: a snapshot of a league, such as snapshot_3", metavar="SNAPSHOT"
-    )
+    option(either, "--policy", "with --frozen: a snapshot of a league, such as snapshot_3", metavar="NAME")
     take_level(either)
     take_env(parser)
     option(parser, "--address", "the address to listen at; any other needs a token", default="127.0.0.1")

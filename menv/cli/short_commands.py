@@ -27,9 +27,11 @@ def plot(arguments: Sequence[str], program: str) -> int:
     option(parser, "runs", "run folders; seeds of the same settings are one curve", metavar="RUN", nargs="+")
     option(parser, "-o --output", "a .png, .svg or .pdf file", metavar="FILE", required=True)
     option(
-        parser, "--key",
-        "a result key, a column of progress.csv (default: the return; of a league, the ratings)", metavar="KEY",
-    )  # fmt: skip
+        parser,
+        "--key",
+        "a column of progress.csv (default: the return, or a league's ratings)",
+        metavar="KEY",
+    )
     option(
         parser, "--band",
         "around the mean over seeds: its 95 %% bootstrap interval (ci), or the quartiles of the seeds (iqr)",
@@ -42,9 +44,13 @@ def plot(arguments: Sequence[str], program: str) -> int:
     )  # fmt: skip
     option(parser, "--title", "the title above the curves (default: the environment)", metavar="TEXT")
     option(
-        parser, "--width", "the width of the picture; 3.3 is a column of a paper", metavar="INCHES", type=positive,
+        parser,
+        "--width",
+        "the width; 3.3 is a column of a paper",
+        metavar="INCHES",
+        type=positive,
         default=9.6,
-    )  # fmt: skip
+    )
     args = parser.parse_args(arguments)
     path = plot_runs(
         args.runs, args.output, args.key, band=args.band, x=args.x, labels=args.label, title=args.title,
@@ -61,9 +67,7 @@ def report(arguments: Sequence[str], program: str) -> int:
         description="Write a report of runs of one environment as an HTML file that opens offline.",
     )
     option(parser, "runs", "run folders; seeds of the same settings are summarized", metavar="RUN", nargs="+")
-    option(
-        parser, "-o --output", "the file (default: RUN/report.html, or report.html for several runs)", metavar="FILE"
-    )  # fmt: skip
+    option(parser, "-o --output", "the file (default: report.html, of one run in its folder)", metavar="FILE")
     switch(parser, "--serve", "serve the page to browsers on this machine, and build it again at each visit")
     option(parser, "--port", "the port for --serve; 0 chooses a free one", type=port, default=_PORT)
     args = parser.parse_args(arguments)

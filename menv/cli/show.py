@@ -99,9 +99,7 @@ def export(arguments: Sequence[str], program: str) -> int:
     option(parser, "run", "a run folder, or a checkpoint")
     option(parser, "-o --output", "a new folder (default: NAME-policies)", metavar="DIR")
     either = parser.add_mutually_exclusive_group()
-    option(
-        either, "--policy", "copy this policy, or snapshot of a league, alone, into DIR itself", metavar="ID"
-    )
+    option(either, "--policy", "copy one policy, or one snapshot of a league, into DIR itself", metavar="ID")
     take_level(either)
     args = parsed(parser, arguments)
     checkpoint = find_checkpoint(args.run)

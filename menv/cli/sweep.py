@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
         prog=program, description="Search settings with Optuna or on a grid, or resume the search."
     )
     option(parser, "sweep", "a .toml or .json file: docs/how_to/sweeps.md", metavar="SWEEP")
-    option(parser, "--trials", "trials in all (default: 20, or all of a grid)", metavar="N", type=count)
-    option(parser, "--jobs", "parallel runs", metavar="N", type=count, default=1)
+    option(parser, "--trials", "trials in all (default: 20, or all of a grid)", type=count)
+    option(parser, "--jobs", "parallel runs", type=count, default=1)
     switch(parser, "--retry-failed", "continue failed trials, too")
     option(parser, "--dir", "the folder of the sweep (default: runs/NAME for NAME.toml)", metavar="DIR")
     args = parsed(parser, arguments)

@@ -117,30 +117,17 @@ def train_parser(program: str) -> Parser:
         parser, "--self-play",
         "play against a league of frozen snapshots of the policies; --config self_play.KEY=VALUE has its settings",
     )  # fmt: skip
-    option(
-        parser,
-        "--seeds",
-        "train N runs with the seeds 0 to N - 1, in folders of --run-dir",
-        metavar="N",
-        type=count,
-    )
-    option(parser, "--jobs", "parallel runs of --seeds", metavar="N", type=count, default=1)
-    option(parser, "--seed", "the seed; the same seed gives the same run", metavar="N", type=seed)
+    option(parser, "--seeds", "train N runs with the seeds 0 to N - 1, in folders of --run-dir", type=count)
+    option(parser, "--jobs", "parallel runs of --seeds", type=count, default=1)
+    option(parser, "--seed", "the seed; the same seed gives the same run", type=seed)
     repeated(
         parser, "--stop",
         "stop when this result reaches VALUE, such as evaluation/episode_reward_mean=450; the first bound that is "
         "reached counts; without it, train until Ctrl-C", metavar="KEY=VALUE", type=stop_bounds,
     )  # fmt: skip
     _take_folders(parser)
-    option(
-        parser,
-        "--wandb",
-        "log to Weights & Biases (default: menv)",
-        metavar="PROJECT",
-        nargs="?",
-        const="menv",
-    )
-    option(parser, "--mlflow", "log to MLflow (default: menv)", metavar="EXPERIMENT", nargs="?", const="menv")
+    option(parser, "--wandb", "log to Weights & Biases", metavar="PROJECT", nargs="?", const="menv")
+    option(parser, "--mlflow", "log to MLflow", metavar="EXPERIMENT", nargs="?", const="menv")
     zoo = parser.add_mutually_exclusive_group()
     option(
         zoo, "--zoo",
@@ -158,20 +145,15 @@ def _take_folders(parser: Parser) -> None:
     option(parser, "--run-dir", "the run folder (default: runs/ENV-ALGORITHM-NNN)", metavar="DIR")
     switch(parser, "--no-save", "write no run folder")
     option(
-        parser, "--save-every",
-        "save a checkpoint after every N iterations (default: about once a minute, keeping 3), and at the end",
-        metavar="N", type=count,
-    )  # fmt: skip
+        parser, "--save-every", "save after every N iterations (default: each minute, keeping 3)", type=count
+    )
     option(
         parser, "--keep-best",
         "save and keep the checkpoint with the highest value of a result, such as evaluation/episode_reward_mean",
         metavar="KEY",
     )  # fmt: skip
-    option(parser, "--keep", "keep only the N latest checkpoints", metavar="N", type=count)
-    option(
-        parser, "--resume", "resume the run of a run folder, or start a new run from a folder of checkpoints",
-        metavar="RUN",
-    )  # fmt: skip
+    option(parser, "--keep", "keep only the N latest checkpoints", type=count)
+    option(parser, "--resume", "resume a run, or start a new run from a folder of checkpoints", metavar="RUN")
     switch(
         parser, "--resume-or-start",
         "resume the run in --run-dir if it has a checkpoint, else start it there; for jobs that may be restarted",

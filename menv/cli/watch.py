@@ -77,9 +77,7 @@ def take_game(parser: argparse.ArgumentParser) -> None:
         "as 'car_*'", metavar="[AGENT=]ID", dest="policies",
     )  # fmt: skip
     take_level(either)
-    option(
-        parser, "--seed", "the seed of the environment and of sampled actions (default: a new one)", type=int
-    )
+    option(parser, "--seed", "the seed of episodes and sampled actions (default: a new one)", type=int)
     switch(parser, "--sample", "sample actions, not the most likely ones")
 
 
