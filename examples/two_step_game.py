@@ -2,12 +2,11 @@
 
     python examples/two_step_game.py --seconds 10
 
-QMIX sees both agents as one group, and a state that only the mixing network gets.
+QMIX trains both agents as one group. Its mixing network also reads the state that `TwoStepGame.state()` returns.
 """
 
 from typing import Any
 
-from menv import register_env
 from menv.algorithms import DQN, QMIX
 from menv.envs import TwoStepGame
 from menv.tracking import next_run_dir, plot_runs
@@ -21,16 +20,9 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def grouped(context: Any) -> Any:
-    return TwoStepGame({"with_state": True}).with_agent_groups({"team": AGENTS})
-
-
-register_env("grouped_two_step_game", grouped)
-
-
-def train(kind: Any, env: Any, config: dict[str, Any], seconds: float, seed: int) -> float:
+def train(kind: Any, config: dict[str, Any], seconds: float, seed: int) -> float:
     run_dir = next_run_dir("two-step-game", kind.__name__)
-    with kind(env=env, config={**CONFIG, **config, "seed": seed}) as algo:
+    with kind(env=TwoStepGame, config={**CONFIG, **config, "seed": seed}) as algo:
         algo.learn(stop={"time_total_s": seconds}, run_dir=run_dir, progress_bar=True)
         mean = float(algo.evaluate()["evaluation"]["episode_reward_mean"])
     print("wrote", plot_runs([run_dir]))
@@ -45,8 +37,8 @@ def main(seconds: float = 10.0, seed: int = 0) -> dict[str, Any]:
         }
     }
     return {
-        "qmix": train(QMIX, "grouped_two_step_game", {}, seconds, seed),
-        "independent": train(DQN, TwoStepGame, independent, seconds, seed),
+        "qmix": train(QMIX, {}, seconds, seed),
+        "independent": train(DQN, independent, seconds, seed),
     }
 
 
