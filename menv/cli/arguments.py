@@ -44,21 +44,16 @@ def stop_bounds(text: str) -> dict[str, float]:
     raise argparse.ArgumentTypeError(f"{text!r}, expected KEY=NUMBER, such as episode_reward_mean=450")
 
 
-def settings_argument(text: str) -> dict[str, Any]:
-    """Return the settings of one `--config`."""
-    return _or_usage(read_settings, text)
+def _argument(read: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+    """Return a type for argparse that shows what is wrong with settings."""
 
+    def argument(text: str) -> dict[str, Any]:
+        try:
+            return read(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
-def json_settings(text: str) -> dict[str, Any]:
-    """Return the JSON object of a command-line option."""
-    return _or_usage(_json_object, text)
-
-
-def _or_usage(read: Callable[[str], dict[str, Any]], text: str) -> dict[str, Any]:
-    try:
-        return read(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return argument
 
 
 def read_settings(text: str) -> dict[str, Any]:
@@ -118,6 +113,9 @@ def _json_object(text: str) -> dict[str, Any]:
             f"{text!r:.{_MOST_QUOTED}} is not a JSON object, expected one with keys in double quotes"
         )
     return _not_deep(settings)
+
+
+json_settings = _argument(_json_object)
 
 
 def _json(text: str) -> Any:
@@ -322,7 +320,7 @@ def take_settings(parser: argparse.ArgumentParser) -> None:
     text = """settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such
         as model.fcnet_hiddens=[64,64]; later settings override earlier ones; a value @module:name is a Python object,
         such as multiagent.policy_mapping_fn=@my_game:policy_for"""
-    repeated(parser, "--config", text, metavar="SETTINGS", type=settings_argument)
+    repeated(parser, "--config", text, metavar="SETTINGS", type=_argument(read_settings))
 
 
 def count(text: str) -> int:

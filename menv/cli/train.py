@@ -201,8 +201,13 @@ def train(args: argparse.Namespace, serve: Sequence[str] | None = None, more: Se
             status = 128 + (termination.number or signal.SIGINT)
     if isinstance(shown.failed, OSError):
         discard_output(sys.stdout)
+        if status == 0:
+            print_error(
+                f"menv train: error: {stdout_error(shown.failed)}; stopped after the current iteration"
+            )
+            return 1
     if status == 0 and shown.failed is not None:
-        return _not_shown(shown.failed)
+        raise shown.failed
     if folder is not None:
         again = "" if status == 0 else _resumed(args, folder.path, serve)
         lines = _next_steps(folder.path, agents, again)
@@ -265,13 +270,6 @@ def _run_dir(args: argparse.Namespace, algo: Algorithm) -> Path:
     if args.resume is not None and (Path(args.resume) / RUN_CHECKPOINTS).is_dir():
         return Path(args.resume)
     return next_run_dir(env_name(algo.config.env), algo.recipe.name)
-
-
-def _not_shown(error: Exception) -> int:
-    if not isinstance(error, OSError):
-        raise error
-    print_error(f"menv train: error: {stdout_error(error)}; stopped after the current iteration")
-    return 1
 
 
 def _resumed(args: argparse.Namespace, path: Path, serve: Sequence[str] | None) -> str:

@@ -8,8 +8,9 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +43,27 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
         if path is None and getattr(game.env, "render_mode", None) == "rgb_array":
             path = f"{Path(args.run).resolve().name}.gif"
         fps = args.fps or float(metadata_of(game.env).get("render_fps") or _FPS)
-        shown: _Screen | _Film = _Screen(game, program, fps)
+        show: Callable[[Position], None] = partial(_print, game, program, fps)
         if path:
-            shown = _Film(path, fps)
+            show = (film := _Film(path, fps)).show
             # Ctrl-C keeps what was played.
-            stack.callback(shown.write)
+            stack.callback(film.write)
         for episode in range(args.episodes):
-            position = _played(game, shown)
+            position = _played(game, show)
             print_text(f"episode {episode + 1}: {position.outcome}, {position.steps} env steps", program)
     if path:
         print_text(f"wrote {path}", program)
     return 0
 
 
-def _played(game: Game, shown: _Screen | _Film) -> Position:
+def _played(game: Game, show: Callable[[Position], None]) -> Position:
     position = game.start()
-    shown.show(position)
+    show(position)
     while not position.done:
         steps = position.steps
         position = game.advance(1)
         if position.steps != steps:
-            shown.show(position)
+            show(position)
     return position
 
 
@@ -95,19 +96,13 @@ def game_of(args: argparse.Namespace, human: str | None, render_mode: str | None
     ))  # fmt: skip
 
 
-class _Screen:
-    """Prints each position below the one before it."""
-
-    def __init__(self, game: Game, program: str, fps: float) -> None:
-        self._game, self._program, self._pause = game, program, 1 / fps
-        self._waits = sys.stdout is not None and sys.stdout.isatty()
-
-    def show(self, position: Position) -> None:
-        columns = shutil.get_terminal_size().columns
-        lines = [*picture_lines(position.picture), status_line(self._game, position, columns)]
-        print_text("\n".join(lines), self._program, is_drawn=True)
-        if self._waits:
-            time.sleep(self._pause)
+def _print(game: Game, program: str, fps: float, position: Position) -> None:
+    """Print a position below the one before it."""
+    columns = shutil.get_terminal_size().columns
+    lines = [*picture_lines(position.picture), status_line(game, position, columns)]
+    print_text("\n".join(lines), program, is_drawn=True)
+    if sys.stdout is not None and sys.stdout.isatty():
+        time.sleep(1 / fps)
 
 
 class _Film:

@@ -183,14 +183,14 @@ def summary(curves: Sequence[Curve], band: Band = "ci") -> dict[str, Floats]:
     if len(steps) > _POINTS:
         steps = np.linspace(first, last, _POINTS)
     values = np.array([np.interp(steps, x, y) for x, y in curves]).reshape(len(curves), len(steps))
-    low, high = _band(values, band)
+    low, high = interval(values) if band == "ci" else np.percentile(values, (25, 75), axis=0)
     return {"x": steps, "mean": values.mean(axis=0), "low": low, "high": high}
 
 
-def last_values(curves: Sequence[Curve], band: Band = "ci") -> dict[str, float]:
-    """Return the `mean` of the last tenth of each curve, with its band from `low` to `high`."""
-    last = np.array([[y[x >= x[-1] * (1 - _LAST)].mean()] for x, y in curves])
-    (low,), (high,) = _band(last, band)
+def last_values(curves: Sequence[Curve]) -> dict[str, float]:
+    """Return the `mean` of the last tenth of each curve, with its interval from `low` to `high`."""
+    last = np.array([y[x >= x[-1] * (1 - _LAST)].mean() for x, y in curves])
+    low, high = interval(last)
     return {"mean": float(last.mean()), "low": float(low), "high": float(high)}
 
 
@@ -199,10 +199,6 @@ def interval(values: Floats) -> Floats:
     drawn = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
     ends: Floats = np.percentile(values[drawn].mean(axis=1), (2.5, 97.5), axis=0)
     return ends
-
-
-def _band(values: Floats, band: Band) -> Floats:
-    return interval(values) if band == "ci" else np.percentile(values, (25, 75), axis=0)
 
 
 def matching(groups: Sequence[Group], pattern: str) -> dict[str, dict[str, str]]:
@@ -389,7 +385,7 @@ def _about(run: Run, table: Mapping[str, Floats]) -> dict[str, Any]:
         "iterations": "training_iteration",
         "steps": STEPS,
         "episodes": "episodes_total",
-        "seconds": "time_total_s",
+        "seconds": TIME,
     }
     return {
         "name": run.name,
@@ -410,13 +406,10 @@ def _last(groups: Sequence[Group]) -> list[dict[str, Any]]:
         for name, key in keys.items()
         if any(np.isfinite(t[key][-1:]).any() for t in tables if key in t)
     }
+    found = [(name, len(curves), last_values(curves)) for name, curves in lines_of(groups, keys)]
     return [
-        {
-            "name": name,
-            "seeds": len(curves),
-            **{one: _figure(value) for one, value in last_values(curves).items()},
-        }
-        for name, curves in lines_of(groups, keys)
+        {"name": name, "seeds": seeds, **{one: _figure(value) for one, value in last.items()}}
+        for name, seeds, last in found
     ]
 
 

@@ -105,7 +105,6 @@ def test_the_last_tenth_of_each_seed_counts() -> None:
     curves = [(steps, np.where(steps >= 90, level, -1000.0)) for level in (1.0, 2.0, 3.0, 10.0)]
     # Of the 256 ways to draw four seeds, 5 have a sum below 6 and 5 one above 32.
     assert last_values(curves) == {"mean": 4, "low": 1.5, "high": 8}
-    assert last_values(curves, "iqr") == {"mean": 4, "low": 1.75, "high": 4.75}
 
 
 def test_seeds_are_one_line_with_a_band_and_settings_are_compared(tmp_path: Path) -> None:
