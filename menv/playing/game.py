@@ -424,7 +424,8 @@ def _made(env: Any, env_config: Mapping[str, Any], render_mode: str | None) -> A
 
 def metadata_of(env: Any) -> Mapping[str, Any]:
     """Return the metadata of an environment, which may have none."""
-    return getattr(env, "metadata", None) or {}
+    found: Mapping[str, Any] = getattr(env, "metadata", None) or {}
+    return found
 
 
 def _listed(env: Any) -> list[AgentId]:
