@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -40,14 +40,16 @@ _LIMITS = {
 }
 
 
-@dataclass(eq=False)
 class ServedPolicies:
-    """The setting `input` of a run that is served. Run folders hold its name alone, so not the token."""
+    """The setting `input` of a run that is served.
 
-    access: Access
-    port: int
-    transport: TransportName
-    limits: Limits
+    A run folder holds its name alone, so not the token; the fields of a dataclass would be stored.
+    """
+
+    server: PolicyServer
+
+    def __init__(self, access: Access, port: int, transport: TransportName, limits: Limits) -> None:
+        self.access, self.port, self.transport, self.limits = access, port, transport, limits
 
     def __call__(self, ioctx: InputContext) -> PolicyServerInput:
         made = PolicyServerInput(
@@ -185,7 +187,7 @@ def _parser(program: str) -> Parser:
     )
     option(parser, "run", "a run folder, or a checkpoint")
     switch(
-        parser, "--frozen", "only act, which needs no torch; without it the policies learn from the clients"
+        parser, "--frozen", "only act, which needs no torch; otherwise the policies learn from the clients"
     )
     switch(parser, "--reload", "with --frozen: use the weights of each new checkpoint, without a restart")
     either = parser.add_mutually_exclusive_group()
@@ -196,12 +198,8 @@ def _parser(program: str) -> Parser:
     option(parser, "--port", "the port; 0 chooses a free one", type=port, default=9900)
     option(parser, "--transport", "the protocol", choices=("http", "tcp"), default="http")
     option(parser, "--token-file", "a file with the token that clients must send", metavar="FILE")
-    repeated(
-        parser, "--allow-host", "a host name by which clients reach a server without a token", metavar="NAME"
-    )
-    repeated(
-        parser, "--allow-origin", "web pages that may connect, such as https://lab.example", metavar="ORIGIN"
-    )
+    repeated(parser, "--allow-host", "a host name of this server, if it has no token", metavar="NAME")
+    repeated(parser, "--allow-origin", "a web page that may connect: https://lab.example", metavar="ORIGIN")
     option(parser, "--tls-cert", "a PEM file with the certificate chain; turns on TLS", metavar="FILE")
     option(parser, "--tls-key", "its private key, unless --tls-cert contains it", metavar="FILE")
     switch(parser, "--json", "print results as JSON, one object per line")
