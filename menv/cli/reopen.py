@@ -80,17 +80,18 @@ def reopened(args: argparse.Namespace, run: str, load: Callable[[], T], *, learn
             f"it: {shell_line(args.typed)} --trust"
         ) from None
     except NamedOnlyError as error:
-        missing = error.missing
-    missing.sort(key=lambda one: one[0] != ("env",))
+        missing = sorted(error.missing, key=lambda one: one[0] != ("env",))
     spare = [] if learns else [one for one in missing if one[0][-1] == "callbacks"]
     needed = [one for one in missing if one not in spare]
     known |= {was: DefaultCallbacks for _, was in spare}
-    if (needed or args.trust) and (names := [*_imports(Path(run)), *_importable(missing)]):
-        if not args.trust:
-            raise ConfigError(_advice(args, needed, names))
+    imports, importable = [*_imports(Path(run))], _importable(missing)
+    names = [*imports, *importable]
+    if names and needed and not args.trust:
+        raise ConfigError(_advice(args, needed, names))
+    if names and args.trust:
         print_error(f"importing {', '.join(names)}, which the run names")
-        import_modules([name for name in names if name not in _importable(missing)])
-        known |= {was: _object(was) for _, was in missing if was in _importable(missing).values()}
+        import_modules([name for name in imports if name not in importable])
+        known |= {was: _object(was) for was in importable.values()}
     try:
         with named_objects(known):
             return load()
