@@ -8,13 +8,12 @@ from typing import Any
 
 from benchmarks.learning.page import PAGE, PICTURES, draw_curves, section
 from benchmarks.learning.tables import groups, published
-from examples.two_step_game import grouped
 from menv.algorithms import PPO, QMIX, SAC, DQNConfig, PPOConfig, QMIXConfig, SACConfig
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import read_config
 from menv.algorithms.training.results import EpisodeResult, TrainResult
 from menv.cli.arguments import with_objects
-from menv.envs import TicTacToe
+from menv.envs import TicTacToe, TwoStepGame
 from menv.serving import PolicyServerInput
 from tests.house.sources import ROOT
 
@@ -48,7 +47,7 @@ def test_the_keys_of_a_result_are_those_of_the_page() -> None:
 
 def test_the_keys_of_qmix_and_sac_are_those_of_the_page() -> None:
     settings = {"num_steps_sampled_before_learning_starts": 8, "min_sample_timesteps_per_iteration": 64}
-    with QMIX(env=grouped, config={"train_batch_size": 8, **settings}) as algo:
+    with QMIX(env=TwoStepGame, config={"train_batch_size": 8, **settings}) as algo:
         common = named("Learning", "of DQN, SAC and QMIX")
         assert algo.train()["info"]["default_policy"].keys() == common | {"epsilon"}
     with SAC(env="Pendulum-v1", config={"train_batch_size": 64, **settings}) as algo:

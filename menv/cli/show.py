@@ -80,7 +80,7 @@ def _checkpoint(path: Path) -> Iterator[str]:
         yield f"  others        {', '.join(sorted(others)[-8:])}"
     run, number, version = (_clean(manifest.get(key)) for key in ("algorithm", "iteration", "menv_version"))
     yield f"  algorithm     {run}, {number} iterations, menv {version}"
-    if names := [*manifest[SNAPSHOTS]]:
+    if names := sorted(manifest[SNAPSHOTS], key=lambda name: (len(name), name)):
         yield f"  snapshots     {', '.join(map(_clean, names[-12:]))}"
     yield f"  environment   {_clean(env) if isinstance(env, str) else 'given by the program'}"
 
