@@ -318,8 +318,8 @@ class EpisodeIngest:
             raise BadMessageError(
                 ErrorCode.MALFORMED, f"{where}: no field 'id', expected one for an episode of several agents"
             )
-        self._check_num_agents(episode.unclaimed, where)
-        self._check_num_agents(episode.pieces, where)
+        self.check_num_agents(episode.unclaimed, where)
+        self.check_num_agents(episode.pieces, where)
         for agent in episode.unclaimed:
             if self.spaces_of(agent) is None:
                 raise BadMessageError(
@@ -327,7 +327,8 @@ class EpisodeIngest:
                     f"{where}.unclaimed: no agent {agent[:40]!r}, expected one of the environment's",
                 )
 
-    def _check_num_agents(self, agents: Collection[str | None], where: str) -> None:
+    def check_num_agents(self, agents: Collection[str | None], where: str) -> None:
+        """Raise `BadMessageError` if an episode has too many agents."""
         if len(agents) > self._limits.max_agents:
             raise BadMessageError(
                 ErrorCode.TOO_MANY,
@@ -374,7 +375,7 @@ class EpisodeIngest:
         progress = state.chunks.get(name)
         if progress is None:
             progress = state.chunks[name] = self._begin(state, name, "GET_POLICIES", "episode_id")
-        self._check_num_agents(progress.policies.keys() | agents, "GET_POLICIES")
+        self.check_num_agents(progress.policies.keys() | agents, "GET_POLICIES")
         return progress.broker_id, progress.policies
 
     def _give_up(self, state: ClientState, names: Sequence[str]) -> None:
@@ -415,7 +416,7 @@ class EpisodeIngest:
         if episode.id is None:
             return
         progress = state.chunks.get(episode.id) or ChunkProgress("")
-        self._check_num_agents(progress.t.keys() | episode.pieces.keys(), where)
+        self.check_num_agents(progress.t.keys() | episode.pieces.keys(), where)
         for agent, piece in episode.pieces.items():
             taken, end = progress.t.get(agent, 0), piece.t + len(piece)
             if piece.t != taken and end > taken:

@@ -26,7 +26,7 @@ from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serialization import space_to_json
 from menv.serving.action_requests import ActionRequestHandler, ClientState, Decision, Responder
 from menv.serving.episodes import EpisodeIngest
-from menv.serving.limits import MOST_BEFORE_TOKEN, Limits
+from menv.serving.limits import Limits
 from menv.serving.protocol import (
     EXTENSION,
     Action,
@@ -131,8 +131,6 @@ class Session:
         """Decode and handle one body, and return the work that is left, if any."""
         seq = None
         try:
-            if not self.admitted and len(body) > MOST_BEFORE_TOKEN:
-                raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
             request = decode(body)
             seq = getattr(request, "seq", None)
             if not self.admitted and type(request) not in (Ping, GetConfig):
@@ -290,7 +288,13 @@ class Session:
 
     def _send_policies(self, request: GetPolicies, responder: Responder) -> None:
         state, name, sessions = self.state, request.episode_id, self._sessions
-        self._check_agents(request)
+        sessions.ingest.check_num_agents(request.agent_ids, "GET_POLICIES.agent_ids")
+        for agent in request.agent_ids if sessions.ioctx.multi_agent else ():
+            if sessions.ingest.spaces_of(agent) is None:
+                raise BadMessageError(
+                    ErrorCode.UNKNOWN_ID,
+                    f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
+                )
         env_id, policies = f"{state.token}/{name}", dict[str, str]()
         if request.training_enabled is not False:
             env_id, policies = sessions.ingest.announce(state, name, request.agent_ids)
@@ -308,18 +312,6 @@ class Session:
                 "policy_mapping_fn: raised an error, expected a policy; see the server's report",
             ) from error
         responder.send(Policies(policy_ids={agent: policies[agent] for agent in request.agent_ids}))
-
-    def _check_agents(self, request: GetPolicies) -> None:
-        if len(request.agent_ids) > self._sessions.limits.max_agents:
-            raise BadMessageError(
-                ErrorCode.TOO_MANY, f"GET_POLICIES.agent_ids: {len(request.agent_ids)} agents are too many"
-            )
-        for agent in request.agent_ids:
-            if self._sessions.ioctx.multi_agent and self._sessions.ingest.spaces_of(agent) is None:
-                raise BadMessageError(
-                    ErrorCode.UNKNOWN_ID,
-                    f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
-                )
 
 
 def _refusal(error: Exception) -> BadMessageError:
