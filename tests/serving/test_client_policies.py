@@ -192,19 +192,6 @@ def told_and_found(course: Course, policy: str = "default_policy") -> tuple[Any,
     return columns[2], judged.logp
 
 
-def test_the_rows_hold_the_frames_of_each_episode() -> None:
-    paid = [float(number) for number in range(20)]
-    with playing("remote", STACKED) as (course, client):
-        for _ in range(2):
-            play(client, paid)
-        client.close()
-        assert course.has_rewards(paid * 2)
-        seen = np.rint(course.column("obs").reshape(-1, 3, 3)[:, :, 2] * 1000).astype(int)
-        for row, reward in zip(seen.tolist(), course.column("rewards").astype(int).tolist(), strict=True):
-            assert row == [max(reward - 2, 0), max(reward - 1, 0), reward]
-        assert np.allclose(*told_and_found(course), atol=1e-5)
-
-
 class OfClients(AgentConnector):
     """A connector that is known by its name."""
 

@@ -55,29 +55,6 @@ def test_many_clients_with_many_episodes_each_through_every_door_at_once() -> No
         assert sum(told["hist_stats"]["episode_lengths"]) == 3 * sum(range(3, 9))
 
 
-@every_door
-def test_several_agents_with_policies_of_their_own(door: Door) -> None:
-    with served(**TWO) as one, one.sampling(), one.voice(door) as voice:
-        config = voice.greet()
-        assert config["multi_agent"] is True
-        assert set(config["policies"]) == {"for_ann", "for_bob"}
-        turns = Turns(voice, "e")
-        both = {"ann": [0, 0], "bob": [0, 0, 0]}
-        assert set(turns.act(both)) == {"ann", "bob"}
-        turns.pay({"ann": 1.0, "bob": 2.0})
-        assert set(turns.act({"ann": [0, 1]})) == {"ann"}
-        turns.pay({"bob": 4.0})
-        # Bob is done; its observation is its last one, and nobody asks it any more.
-        turns.pay({"bob": 8.0}, done={"bob": True})
-        assert set(turns.act({"ann": [0, 1], "bob": [1, 1, 1]})) == {"ann"}
-        turns.pay({"ann": 16.0})
-        turns.end({"ann": [1, 1]})
-        assert settled(one)
-        assert one.summary()["hist_stats"]["episode_reward"] == [31.0]
-        told = one.summary()["hist_stats"]
-        assert told["policy_for_bob_reward"] == [14.0]
-
-
 @pytest.mark.parametrize("told", ["before", "with it"])
 def test_last_observations_of_agents_that_are_done_need_no_action_and_no_choice(told: str) -> None:
     agents = ("ann", "bob", "cid")

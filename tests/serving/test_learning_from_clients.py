@@ -312,26 +312,6 @@ def test_what_a_client_asks_about_is_shown_to_the_policy_as_the_function_says(do
         np.testing.assert_array_equal(one.column("obs"), expected)
 
 
-@every_door
-def test_episodes_that_a_client_played_by_itself_are_refused_with_the_reason(door: Door) -> None:
-    with served(**SHOWN) as one:
-        with one.sampling():
-            voice = one.voice(door)
-            played = episode([obs_of(0), obs_of(1)], [0], [1.0], "terminated")
-            for kind in ("EPISODES", "EPISODES_AND_GET_STATE"):
-                with one.voice(door) as other:
-                    answer = other.ask(kind, episodes=[played])
-                    assert (answer["type"], answer["code"]) == ("ERROR", "not_allowed")
-                    assert f"{kind}: policies here see what an observation_fn makes" in answer["message"]
-            turns = Turns(voice, "e")
-            turns.act(obs_of(0))
-            turns.end(obs_of(1))
-            voice.leave()
-        assert one.paid() == 0.0
-        assert one.refused == 2
-        assert len(one.column("obs")) == 1
-
-
 def test_an_input_for_clients_that_act_by_themselves_is_refused_when_the_algorithm_is_built() -> None:
     before = threading.active_count()
     with pytest.raises(ConfigError, match="observation_fn"):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from menv.serving import RLlinkInput
 from tests.serving.doors import HTTP, TCP, Door
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
-from tests.serving.voices import Turns, episode
+from tests.serving.voices import Turns
 
 every_change = pytest.mark.parametrize(
     "doors", [(TCP, TCP), (TCP, HTTP), (HTTP, TCP)], ids=lambda pair: "-".join(d.name for d in pair)
@@ -149,28 +147,3 @@ def test_a_last_message_whose_answer_was_lost_is_recognised_on_the_next_connecti
                 assert turns.taken_up(other).again()["type"] == "OK"
             assert settled(one)
         assert one.summary()["hist_stats"]["episode_lengths"] == [1]
-
-
-def test_whole_episodes_continue_and_what_is_sent_again_is_left_out() -> None:
-    def chunk(begin: int, end: int, over: bool = False) -> Any:
-        return episode(
-            [obs_of(n) for n in range(begin, end + 1)], [0] * (end - begin), [float(n) for n in range(begin, end)],
-            "terminated" if over else "", id="e", t=begin,
-        )  # fmt: skip
-
-    with served(kind=RLlinkInput) as one:
-        with one.sampling():
-            voice = one.voice()
-            session = voice.greet()["session"]
-            voice.bring(chunk(0, 10))
-            voice.bring(chunk(10, 15))
-            voice.ask("PING")
-            voice.leave()
-            with one.voice(HTTP) as other:
-                other.greet(session=session)
-                other.bring(chunk(10, 15))
-                other.bring(chunk(15, 20))
-                other.bring(chunk(20, 30, over=True))
-            assert settled(one)
-        assert one.paid() == sum(range(30))
-        assert one.summary()["hist_stats"]["episode_lengths"] == [30]
