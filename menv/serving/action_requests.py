@@ -119,8 +119,6 @@ class ClientState:
     def __init__(self, backlog: ByteBudget) -> None:
         self.backlog = backlog
         self.token = secrets.token_hex(16)
-        self.name = ""
-        self.extended = False
         self.episodes: dict[str, OpenEpisode] = {}
         self.chunks: dict[str, ChunkProgress] = {}
         self.unnamed: ChunkProgress | None = None

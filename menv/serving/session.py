@@ -186,8 +186,8 @@ class Session:
         before = sessions.states.get(request.session or "")
         if before is not None and before is not self.state:
             self.state = sessions.resume(self.state, before)
-        self.state.extended = True
-        self.state.name = request.client or self.state.name
+        if request.client is not None:
+            _log.info("%s client %s is %r", self.peer.transport, self.peer.address, request.client)
         policies = list(config.get("policies", {}))
         self.state.only_policy = policies[0] if len(policies) == 1 else None
         sessions.states[self.state.token] = self.state
@@ -552,7 +552,7 @@ class ServerSessions:
         state.connected -= 1
         if state.connected <= 0:
             state.lost_at = time.monotonic()
-            if state.extended:
+            if state.token in self.states:
                 self._make_room()
                 asyncio.get_running_loop().call_later(self.return_s, self._give_up_if_away, state.token)
             else:

@@ -74,11 +74,12 @@ def test_connections_and_refusals_are_logged(caplog: pytest.LogCaptureFixture) -
         served(doors=(HTTP,)) as one,
         Voice(HTTP, one.envs.addresses[0]) as voice,
     ):
-        voice.greet()
+        voice.greet(client="a game\n")
         voice.refused("NO_SUCH_TYPE")
     said = [record.getMessage() for record in caplog.records if record.name == "menv.serving"]
     assert [re.sub(r"127.*?\d( |$)|: .*", "", line) for line in said] == [
-        "serving at ", "http client connected", "refused, unknown_type", "http client left", "stopped",
+        "serving at ", "http client connected", r"http client is 'a game\n'",
+        "refused, unknown_type", "http client left", "stopped",
     ]  # fmt: skip
 
 
