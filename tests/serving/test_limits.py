@@ -133,12 +133,18 @@ def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> No
 
 
 @every_door
-def test_a_peer_that_falls_silent_is_let_go(door: Door) -> None:
+@pytest.mark.parametrize("reads", [True, False], ids=["falls silent", "never reads"])
+def test_a_peer_that_falls_silent_or_never_reads_is_let_go(door: Door, reads: bool) -> None:
     with meeting(door, idle_s=0.3) as (server, talks, one):
-        assert one.ask(b"{last") == b"{last"
-        one.rest()
-        assert eventually(lambda: talks.losses == [1])
+        if reads:
+            assert one.ask(b"{last") == b"{last"
+            one.rest()
+        else:
+            for _ in range(20):
+                one.send(FLOOD)
+        assert eventually(lambda: talks.bodies)
         assert eventually(lambda: server.connections == 0)
+        assert (door is HTTP and not reads) or eventually(lambda: talks.losses == [1])
 
 
 def test_replies_that_nobody_reads_do_not_pile_up() -> None:
@@ -153,16 +159,6 @@ def test_replies_that_nobody_reads_do_not_pile_up() -> None:
             server.post(lambda reply=reply: reply(bytes(1_000_000)))  # type: ignore[misc]
         assert eventually(lambda: talks.all[0].losses)
         assert healthy.ask(b"{fine") == b"{fine"
-
-
-@every_door
-def test_a_client_that_never_reads_is_disconnected(door: Door) -> None:
-    with meeting(door, idle_s=0.3) as (server, talks, one):
-        for _ in range(20):
-            one.send(FLOOD)
-        assert eventually(lambda: talks.bodies)
-        assert eventually(lambda: server.connections == 0)
-        assert door is HTTP or eventually(lambda: talks.losses == [1])
 
 
 def test_a_flood_of_bodies_is_handled_in_turns_with_others() -> None:

@@ -23,7 +23,6 @@ from menv.errors import ConfigError
 from menv.inference.golden import columns
 from menv.inference.model_check import refuse_unsafe_model
 from menv.spaces import columns_of, leaves
-from tests.algorithms.test_custom_model import Net
 from tests.bundles.cases import CASES, algorithm_of, observations
 
 WITHOUT_A_MODEL = {
@@ -250,63 +249,6 @@ def test_policies_that_no_file_holds_are_refused_with_what_works_instead() -> No
         for said, policy in refused.items():
             with pytest.raises(ConfigError, match=rf"{said}.*GET_ACTION.* inference_mode=\"local\"$"):
                 rllink_model(policy)
-
-
-@pytest.mark.parametrize("kind", ["mlp", "continuous", "masked worth", "lstm", "picture", "group"])
-def test_old_weights_answer_as_they_did_and_the_weights_that_act_stay(kind: str) -> None:
-    with algorithm_of(kind) as algorithm:
-        policy: Any = algorithm.get_policy(next(iter(algorithm.get_weights())))
-        backend, head = policy.networks.backend, policy.networks.backend.head
-        rows, mask = policy.networks.preprocess(observations(policy, 5))
-        rng = np.random.default_rng(0)
-        noise = rng.random((5, head.noise_width)).astype(np.float32)
-        state = rng.random((5, backend.state_size), np.float32) if backend.state_size else None
-        actions = backend.decide(rows, mask, noise, policy.index, state).actions
-        history, then = WeightsHistory(keep=4), {}
-        for seq in range(1, 7):
-            weights = {
-                name: value + rng.standard_normal(value.shape).astype(np.float32) / 4
-                for name, value in policy.get_weights().items()
-            }
-            if "epsilon" in weights:
-                weights["epsilon"][:] = 0.1 * seq
-            policy.set_weights(weights)
-            history.note(seq, policy.policy_id, weights)
-            then[seq] = backend.evaluate(policy.index, rows, mask, actions, state)
-            for value in weights.values():
-                value[...] = np.nan
-        acting = {name: value.tobytes() for name, value in policy.get_weights().items()}
-        for seq in (3, 6, 4, 5, 3):
-            found = history.evaluate(policy, seq, rows, mask, actions, state)
-            assert found is not None
-            assert found.dist_inputs.tobytes() == then[seq].dist_inputs.tobytes()
-            assert found.logp.tobytes() == then[seq].logp.tobytes()
-        assert then[3].dist_inputs.tobytes() != then[4].dist_inputs.tobytes()
-        assert history.evaluate(policy, 2, rows, mask, actions, state) is None
-        assert {name: value.tobytes() for name, value in policy.get_weights().items()} == acting
-        now = backend.evaluate(policy.index, rows, mask, actions, state)
-        assert now.logp.tobytes() == then[6].logp.tobytes()
-        assert backend.policies == len(policy.networks.policy_ids)
-
-
-def test_a_custom_module_is_judged_by_torch() -> None:
-    with PPO(
-        env="CartPole-v1",
-        config={"model": {"custom_model": Net}, "seed": 1, "train_batch_size": 200, "num_sgd_iter": 2},
-    ) as algorithm:
-        policy: Any = algorithm.get_policy()
-        backend, history = policy.networks.backend, WeightsHistory()
-        rows, actions = np.ones((3, 4), np.float32), np.array([0, 1, 0])
-        before = backend.evaluate(0, rows, None, actions)
-        history.note(1, policy.policy_id, policy.get_weights())
-        algorithm.train()
-        history.note(2, policy.policy_id, policy.get_weights())
-        after = backend.evaluate(0, rows, None, actions)
-        for seq, wanted in ((1, before), (2, after)):
-            found = history.evaluate(policy, seq, rows, None, actions)
-            assert found is not None
-            np.testing.assert_array_equal(found.logp, wanted.logp)
-        assert not np.array_equal(before.logp, after.logp)
 
 
 def some(value: float) -> dict[str, Any]:

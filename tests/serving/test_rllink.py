@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import onnxruntime
 import pytest
 
 from menv.serving import Limits, RLlinkInput, session
+from tests.algorithms.test_custom_model import Net
 from tests.serving.doors import HTTP, TCP, Door, every_door
 from tests.serving.served import TWO, Served, all_taken, obs_of, served
 from tests.serving.voices import Voice, episode, onnx_bytes, parts
@@ -257,17 +259,32 @@ def test_a_message_in_which_one_episode_is_wrong_is_refused_as_a_whole() -> None
         assert len(one.sample(32)["default_policy"]["obs"]) == 32
 
 
+BOX = gym.spaces.Box(np.array([0.0, -1.0], np.float32), np.array([10.0, 3.0], np.float32))
+NETWORKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "discrete": ({}, {}),
+    "box": ({"action_space": BOX}, {"actions": [[1.0, 0.5], [9.0, 2.5]] * 16}),
+    "lstm": (
+        {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}},
+        {"state_in": [[0.5, -0.5] * 8] * 32},
+    ),
+    "custom module": ({"model": {"custom_model": Net}}, {}),
+}
+"""Configs, and what clients tell of such networks."""
+
+
 def logp_of(one: Served, sent: Any) -> Any:
-    """Return the log-probabilities of what was sent under the weights that act now, from the logits."""
-    policy: Any = one.algo.get_policy()
-    rows, actions = np.array(sent["obs"][:-1], np.float32), np.array(sent["actions"])
-    logits, _ = policy.networks.backend.evaluate(0, rows, None, actions)
-    return logits[np.arange(len(actions)), actions] - np.log(np.exp(logits).sum(axis=1))
+    """Return the log-probabilities of what was sent under the weights that act now."""
+    networks: Any = one.algo.get_policy().networks  # type: ignore[attr-defined]
+    rows, actions = np.array(sent["obs"][:-1], np.float32), networks.output.inverse(np.array(sent["actions"]))
+    states = np.array(sent["state_in"], np.float32) if "state_in" in sent else None
+    return networks.backend.evaluate(0, rows, None, actions, states).logp
 
 
-def test_old_actions_are_judged_by_the_weights_that_chose_them() -> None:
-    sent = whole(32, start=3)
-    with served(kind=RLlinkInput, lr=0.1) as one, one.voice() as voice:
+@pytest.mark.parametrize("network", NETWORKS)
+def test_old_actions_are_judged_by_the_weights_that_chose_them(network: str) -> None:
+    config, more = NETWORKS[network]
+    sent = {**whole(32, start=3), **more}
+    with served(kind=RLlinkInput, lr=0.1, **config) as one, one.voice() as voice:
         first = logp_of(one, sent)
         voice.bring(sent, weights_seq_no=1)
         one.algo.train()
@@ -278,6 +295,8 @@ def test_old_actions_are_judged_by_the_weights_that_chose_them() -> None:
         own = one.sample(32)["default_policy"]
         voice.bring(sent, weights_seq_no=2)
         new = one.sample(32)["default_policy"]
+        # The weights that act are left alone.
+        np.testing.assert_array_equal(logp_of(one, sent), second)
     assert np.abs(first - second).max() > 1e-3
     np.testing.assert_allclose(old["action_logp"], first, atol=1e-5)
     np.testing.assert_allclose(own["action_logp"], first, atol=1e-5)
