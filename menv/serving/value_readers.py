@@ -192,6 +192,9 @@ class NumberReader(SpaceReader):
     def element(self, value: Any) -> Any:
         if isinstance(value, PackedArray):
             return self._unpacked(value, 0)
+        if self._shape and self._low.size <= _LONGEST_TUPLE and self._dtype.kind == "f":
+            # msgspec has checked sizes and bounds.
+            return np.array(value, self._dtype)
         found = self._array([value])[0]
         # An element of a Box without axes is an array, too.
         return np.asarray(found) if isinstance(self.space, gym.spaces.Box) else found
@@ -411,7 +414,7 @@ class StepReader:
     def _observation(self, agent: AgentId, raw: Raw, where: str, final: bool) -> Any:
         space, actions = self.spaces(agent, where)
         value = reader_of(space).read(raw, where)
-        if not final:
+        if not final and isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
             check_masks([value], space, actions, where, is_column=False)
         return value
 

@@ -65,11 +65,11 @@ def strange(changes: dict[str, dict[str, Any]], space: dict[str, Any] = DISCRETE
     ("remote", {"GET_ACTION": {"type": "OK"}}, DISCRETE, "answers GetAction of number 1 with Ok"),
     ("remote", {"GET_ACTION": {"seq": 7}}, DISCRETE, "of number 1 with Action of number 7"),
     ("remote", {"START_EPISODE": {"type": "PONG"}}, DISCRETE, "answers StartEpisode of number 0 with Pong"),
-    ("remote", {"GET_ACTION": {"action": 7}}, DISCRETE, "an action that is none"),
-    ("remote", {"GET_ACTION": {"action": 0.5}}, DISCRETE, "an action that is none"),
-    ("remote", {"GET_ACTION": {"action": None}}, DISCRETE, "an action that is none"),
-    ("remote", {"GET_ACTION": {"action": [1.0]}}, BOX, "an action that is none"),
-    ("remote", {"GET_ACTION": {"action": [0.0, float("nan")]}}, BOX, "an action that is none"),
+    ("remote", {"GET_ACTION": {"action": 7}}, DISCRETE, "an invalid action"),
+    ("remote", {"GET_ACTION": {"action": 0.5}}, DISCRETE, "an invalid action"),
+    ("remote", {"GET_ACTION": {"action": None}}, DISCRETE, "an invalid action"),
+    ("remote", {"GET_ACTION": {"action": [1.0]}}, BOX, "an invalid action"),
+    ("remote", {"GET_ACTION": {"action": [0.0, float("nan")]}}, BOX, "an invalid action"),
     ("remote", {"GET_CONFIG": {"action_space": None}, "GET_ACTION": {"action": [0, [1]]}}, DISCRETE,
      "an element of a space"),
     ("remote", {"GET_CONFIG": {"multi_agent": True}}, DISCRETE, "expected actions by agent"),
@@ -80,7 +80,7 @@ def strange(changes: dict[str, dict[str, Any]], space: dict[str, Any] = DISCRETE
     ("local", {"GET_CONFIG": {"policies": {}}, "GET_POLICIES": {"type": "POLICIES", "policy_ids": {}}},
      DISCRETE, "holds nothing for"),
 ])  # fmt: skip
-def test_an_answer_that_is_none_is_one_clear_error(
+def test_an_invalid_answer_is_one_clear_error(
     mode: Any, changes: dict[str, dict[str, Any]], space: dict[str, Any], said: str
 ) -> None:
     with (

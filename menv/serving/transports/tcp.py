@@ -25,6 +25,7 @@ from menv.serving.transports.server import (
 
 _FEW = 8
 """Bodies of one connection after which others get their turn."""
+_RECEIVED_BYTES = 1 << 16
 _BODY_BYTES = 4_096
 """This many bytes of a body count as one more body."""
 
@@ -36,6 +37,12 @@ class TcpTransport(Transport):
     """
 
     _server: asyncio.Server | None = None
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(port)
+        # Shared by all connections: each copies what it has received at once. A buffer for each `recv` takes longer
+        # to allocate than a short message to read.
+        self.received = bytearray(_RECEIVED_BYTES)
 
     async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
         """Bind and begin to accept; see `Transport.start`."""
@@ -56,7 +63,7 @@ class TcpTransport(Transport):
         await self._end_all()
 
 
-class TcpConnection(Connection, asyncio.Protocol):
+class TcpConnection(Connection, asyncio.BufferedProtocol):
     """One RLlink client."""
 
     def __init__(self, listener: TcpTransport) -> None:
@@ -99,12 +106,15 @@ class TcpConnection(Connection, asyncio.Protocol):
         if session is not None:
             session.lost()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._listener.received
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._discard is None:
-            self._data += data
+            self._data += memoryview(self._listener.received)[:nbytes]
             self._handle()
             return
-        self._discard -= len(data)
+        self._discard -= nbytes
         if self._discard < 0:
             self.transport.close()
 
