@@ -316,12 +316,13 @@ class EvaluationWorkers:
         """Let workers start an evaluation with the current policies; `play` waits for it."""
         workers = self._ready()
         self._policy_sync.resend_filters()
-        # If pickling fails, no worker has received the update.
+        # If this is interrupted, some workers lack the update.
         playing, self._playing, self._update = self._playing, None, None
-        update = self._engine.put(self._policy_sync.next_update())
-        for index in range(len(workers)):
-            workers.ask(index, EvaluationWorker.follow_and_play, number, update)
-        self._playing, self._update = playing, update
+        with self._policy_sync.sending() as update:
+            sent = self._engine.put(update)
+            for index in range(len(workers)):
+                workers.ask(index, EvaluationWorker.follow_and_play, number, sent)
+        self._playing, self._update = playing, sent
 
     def play(self, number: int) -> list[EvaluationShare]:
         """Return the shares of the evaluation that was begun, or of a new one."""

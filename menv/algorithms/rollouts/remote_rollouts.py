@@ -175,16 +175,12 @@ class RemoteRollouts:
         absent = self.workers.absent
         if self._prepared and all(queue or i in absent for i, queue in enumerate(self._queues)):
             return
-        update, present = self._policy_sync.next_update(), self.workers.present()
-        if not update.empty:
-            try:
+        present = self.workers.present()
+        with self._policy_sync.sending() as update:
+            if not update.empty:
                 sent = self._engine.put(update)
                 for index in present:
                     self.workers.ask(index, RolloutWorker.take, sent)
-            except BaseException:
-                # Pickling failed, or an interrupt came.
-                self._policy_sync.mark_unsent(update)
-                raise
         for index in present:
             self._queues[index].check()
             if not self._queues[index]:

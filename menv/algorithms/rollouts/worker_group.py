@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +69,7 @@ class PolicySync:
         before, policies = self._weights, self._policy_view.policies
         # Workers keep their custom policy objects, so weights set meanwhile must still be sent.
         stay = before.keys() - network_policies(policies)
-        self.version += bool(before and self._changed() - stay)
+        self.version += bool(before and self._changed().keys() - stay)
         self._weights = {
             name: before[name] if name in stay else (policy, policy._weights_version)
             for name, policy in policies.items()
@@ -79,32 +80,26 @@ class PolicySync:
         }
         self._table = self._policy_view.policy_map.table
 
-    def next_update(self) -> PolicyUpdate:
-        """Return what has changed since the last call."""
+    @contextmanager
+    def sending(self) -> Iterator[PolicyUpdate]:
+        """Yield what workers lack; if the block raises, the next update includes it again."""
         policies, pipelines = self._policy_view.policies, self._connectors()
-        changed = self._changed()
+        changed, moved = self._changed(), {*self._moved}
         edited = {name: own for name, own in pipelines.items() if own.version != self._pipelines.get(name)}
         synced = synced_filters(policies)
         filters = {
             name: [(place, one.copy()) for place, one in synced[name].items()]
-            for name in sorted(self._moved)
+            for name in sorted(moved)
             if name in pipelines
         }
-        self._weights.update({name: (policies[name], policies[name]._weights_version) for name in changed})
-        self._pipelines.update({name: own.version for name, own in edited.items()})
-        self._moved.clear()
+        weights = {name: weights_of(policies[name]) for name in changed}
+        table = self._policy_view.policy_map.table
+        yield PolicyUpdate(weights, edited, filters, None if table is self._table else table)
+        self._weights |= changed
+        self._pipelines |= {name: own.version for name, own in edited.items()}
+        self._moved -= moved
+        self._table = table
         self.version += bool(changed)
-        before, self._table = self._table, self._policy_view.policy_map.table
-        weights = {name: weights_of(policies[name]) for name in policies if name in changed}
-        return PolicyUpdate(weights, edited, filters, None if self._table is before else self._table)
-
-    def mark_unsent(self, update: PolicyUpdate) -> None:
-        """Include an update again in the next one: some workers have not received it."""
-        # Not removed: `mark_sent` treats unknown policies as received.
-        self._weights.update({name: (self._weights[name][0], -1) for name in update.weights})
-        self._pipelines.update(dict.fromkeys(update.connectors, -1))
-        self._moved |= update.filters.keys()
-        self._table = None if update.table is not None else self._table
 
     def resend_filters(self) -> None:
         """Include all filters in the next update, for evaluation workers."""
@@ -121,13 +116,14 @@ class PolicySync:
                     mine[place].apply_changes(theirs)
                     self._moved.add(policy_id)
 
-    def _changed(self) -> set[str]:
-        # Another policy may have the name by now.
-        found = set()
+    def _changed(self) -> dict[str, tuple[Policy, int]]:
+        """Return the policies that workers lack, with how often their weights were set."""
+        found = {}
         for name, policy in self._policy_view.policies.items():
             before, version = self._weights.get(name, (None, 0))
+            # Another policy may have the name by now.
             if before is not policy or version != policy._weights_version:
-                found.add(name)
+                found[name] = policy, policy._weights_version
         return found
 
     def _connectors(self) -> dict[str, PolicyConnectors]:
