@@ -20,7 +20,7 @@ from menv.adapters.poll_events import PollEvents
 from menv.base_env import AgentId, FloatArray, IntArray, Ready
 from menv.env_calls import call_method
 from menv.errors import ConfigError, EnvFault, MenvError
-from menv.workers.watchdog import Watchdog, creation_limit, limited
+from menv.workers.watchdog import Watchdog, creation
 
 
 class ServerUpdate(NamedTuple):
@@ -64,7 +64,7 @@ class EnvServer:
         self._seed = None if seed is None else rng.key(seed, first_index + index)
         if self._seed is not None:
             rng.seed_process(self._seed)
-        with limited(creation_limit(env_timeout)):
+        with creation(env_timeout):
             env = make_env(index)
         base_env = to_local_base_env(
             env, lambda _: make_env(index), seed=seed, first_index=first_index + index,

@@ -18,8 +18,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 CREATION_S = 60.0
@@ -27,42 +27,35 @@ CREATION_S = 60.0
 FATAL = "Fatal Python error"
 """How the line begins that says why a process ends; stacks follow it."""
 _STDERR = 2
-
-
-def creation_limit(env_timeout: float | None) -> float | None:
-    """Return how long the creation of environments may take; None is unlimited."""
-    return None if env_timeout is None else max(CREATION_S, env_timeout)
-
-
-@contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """Limit the time of a block; None is unlimited."""
-    if seconds is None:
-        yield
-        return
-    watcher = _Watcher(
-        seconds, f"an environment was not created within {seconds:g} s; fix it, or raise env_timeout"
-    )
-    try:
-        yield
-    finally:
-        watcher.close()
+_DUMP = signal.SIGUSR2
 
 
 class Watchdog:
     """Ends the process if `progress()` does not change for `seconds` while it is entered; None disables it.
 
-    It ends a frozen process in any case.
+    It ends a frozen process in any case. `words` say why.
     """
 
-    def __init__(self, seconds: float | None, progress: Callable[[], int]) -> None:
+    def __init__(self, seconds: float | None, progress: Callable[[], int], words: str = "") -> None:
         self._progress = progress
         self._watches = False
-        if seconds is not None:
-            # Progress is counted in env steps; callbacks and policies run between them.
-            late = f"an environment, or its callback or policy, did not return for env_timeout={seconds:g} s"
-            args = (weakref.ref(self), _Watcher(seconds, late))
-            threading.Thread(target=_show_life, args=args, name="menv watchdog", daemon=True).start()
+        if seconds is None:
+            return
+        # Progress is counted in env steps; callbacks and policies run between them.
+        late = f"an environment, or its callback or policy, did not return for env_timeout={seconds:g} s"
+        # A pause of both processes is one tick, however long it lasts.
+        ticks = max(3, math.ceil(seconds))
+        tick = seconds / ticks
+        faulthandler.register(_DUMP, file=_STDERR)
+        # One tick more: a sign of life may come a tick after the progress that it is for.
+        args = [os.getpid(), ticks + 1, tick, int(_DUMP), f"{FATAL}: {words or late}"]
+        watcher = subprocess.Popen(
+            [sys.executable, "-ISc", _WATCH, *map(str, args)], stdin=subprocess.PIPE, stderr=_STDERR, bufsize=0,
+            # Outside of the group of this process, which may be frozen or ended as a whole.
+            process_group=0,
+        )  # fmt: skip
+        shows = (weakref.ref(self), watcher, tick)
+        threading.Thread(target=_show_life, args=shows, name="menv watchdog", daemon=True).start()
 
     def __enter__(self) -> None:
         self._watches = True
@@ -77,48 +70,29 @@ class Watchdog:
         return self._progress() if self._watches else None
 
 
-def _show_life(watchdog: weakref.ref[Watchdog], watcher: _Watcher) -> None:
+def creation(env_timeout: float | None) -> Watchdog:
+    """Return what limits the time in which environments are created; None is unlimited."""
+    seconds = max(CREATION_S, env_timeout or 0.0)
+    words = f"an environment was not created within {seconds:g} s; fix it, or raise env_timeout"
+    return Watchdog(None if env_timeout is None else seconds, lambda: 0, words)
+
+
+def _show_life(watchdog: weakref.ref[Watchdog], watcher: subprocess.Popen[bytes], tick: float) -> None:
+    """Write to the watcher with each progress; without its watchdog the watcher ends."""
     before = None
-    while (one := watchdog()) is not None:
-        now = one.look()
-        del one
-        if now is None or now != before:
-            watcher.sign_of_life()
-        before = now
-        time.sleep(watcher.tick)
-    watcher.close()
+    with watcher:
+        assert watcher.stdin is not None
+        while (one := watchdog()) is not None:
+            now = one.look()
+            del one
+            if now is None or now != before:
+                # Without the watcher the process continues unwatched.
+                with suppress(OSError):
+                    watcher.stdin.write(b".")
+            before = now
+            time.sleep(tick)
 
 
-class _Watcher:
-    """The process that ends this one after `seconds` without a sign of life, counted in ticks of at most a second.
-
-    A pause of both is one tick, however long it lasts.
-    """
-
-    def __init__(self, seconds: float, words: str) -> None:
-        ticks = max(3, math.ceil(seconds))
-        self.tick = seconds / ticks
-        faulthandler.register(_DUMP, file=_STDERR)
-        # One tick more: a sign of life may come a tick after the progress that it is for.
-        args = [os.getpid(), ticks + 1, self.tick, int(_DUMP), f"{FATAL}: {words}"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-ISc", _WATCH, *map(str, args)], stdin=subprocess.PIPE, stderr=_STDERR, bufsize=0,
-            # Outside of the group of this process, which may be frozen or ended as a whole.
-            process_group=0,
-        )  # fmt: skip
-
-    def sign_of_life(self) -> None:
-        assert self._process.stdin is not None
-        # Without the watcher the process continues unwatched.
-        with suppress(OSError):
-            self._process.stdin.write(b".")
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
-_DUMP = signal.SIGUSR2
 _WATCH = """
 import os, select, signal, sys, time
 pid, ticks, tick, dump, words = sys.argv[1:]

@@ -35,7 +35,7 @@ from menv.policy_map import PolicyMap
 from menv.sampling.sampler import Count
 from menv.workers.engines import check_system, make_engine
 from menv.workers.messages import UnsendableError
-from menv.workers.watchdog import Watchdog, creation_limit, limited
+from menv.workers.watchdog import Watchdog, creation
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
@@ -267,7 +267,7 @@ class EvaluationWorker(Evaluation):
             return self.play(number)._replace(warnings=faults)
 
     def _make_envs(self, config: AlgorithmConfig) -> Adapter:
-        with limited(creation_limit(self._seconds)):
+        with creation(self._seconds):
             first, base_env = create_evaluation_envs(config, None, self._placement)
         check_worker(f"evaluation worker {self._placement.worker_index}", base_env, first, self._declared)
         return base_env

@@ -29,7 +29,7 @@ from menv.errors import EnvFaultWarning
 from menv.metrics import Metrics
 from menv.sampling.digest import Digest
 from menv.sampling.sampler import SamplerState
-from menv.workers.watchdog import Watchdog, creation_limit, limited
+from menv.workers.watchdog import Watchdog, creation
 from menv.workers.worker_process import set_log_level
 
 Filters = dict[str, list[tuple[int, Any]]]
@@ -51,7 +51,7 @@ class RolloutWorker(LocalRollouts):
         seconds = None if config.remote_worker_envs else config.env_timeout
         if config.seed is not None:
             rng.seed_process(worker_init.seed, placement.worker_index)
-        with limited(creation_limit(seconds)):
+        with creation(seconds):
             first, base_env = create_envs(config, placement)
         where = f"worker {placement.worker_index}"
         check_worker(where, base_env, first, worker_init.declared, worker_init.num_envs)
