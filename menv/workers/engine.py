@@ -12,19 +12,30 @@ from __future__ import annotations
 
 import traceback
 import warnings
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, TypeVarTuple
 
-from menv.errors import EnvFaultWarning, MenvError, WorkerLostError, in_words
-from menv.workers.messages import dumps, loads
+from menv.errors import CallOrderError, EnvFaultWarning, MenvError, WorkerLostError, in_words
+from menv.workers.messages import Parts, dumps, loads, pack, unpack
 from menv.workers.watchdog import FATAL
 
 EngineName: TypeAlias = Literal["process", "ray"]
 
 Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
+
+
+CREATE = ""
+"""In place of a method's name: the first argument creates the object."""
+
+
+def pack_request(label: str, method: str, args: Sequence[Any]) -> Parts:
+    """Pack a request: a method or `CREATE`, and its arguments. Raises UnsendableError, which names `label`."""
+    where = f"{label}, {method}" if method else f"{label}, to make it"
+    return pack((method, args), f"{where}: args", "[1]")
 
 
 class RemoteActor(ABC):
@@ -47,18 +58,17 @@ class RemoteActor(ABC):
         """Return whether the channel is unusable because this process was interrupted within a message."""
         return False
 
-    @abstractmethod
     def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         """Request a call of a method of the object's class; returns at once.
 
         The last argument may be a parcel from `Engine.put`. Raises UnsendableError if an argument cannot be pickled.
         """
+        self._request(pack_request(self.label, method.__name__, args))
 
-    @abstractmethod
     def create(self, make: Callable[..., Any], *args: Any) -> None:
         """Request that `make(*args)` creates its object again, in place of the current one, which is stopped."""
+        self._request(pack_request(self.label, CREATE, (make, *args)))
 
-    @abstractmethod
     def answer(self) -> Any:
         """Wait for the answer to the oldest request and return it; arrays in it may be read-only.
 
@@ -66,16 +76,33 @@ class RemoteActor(ABC):
         NoRoomError if there is no room for the process, WorkerLostError if the process or machine is
         gone.
         """
+        if not self.pending:
+            raise CallOrderError(f"{self.label}: was asked nothing, expected a request first; call ask")
+        well, value = unpack(self._reply())
+        if not well:
+            raise value.error(self.label)
+        return value
 
     @abstractmethod
     def kill(self) -> None:
         """End its process at once, with all its requests. May be called more than once."""
+
+    @abstractmethod
+    def _request(self, parts: Parts) -> None:
+        """Send a request and count it, also where the process is gone."""
+
+    @abstractmethod
+    def _reply(self) -> Parts:
+        """Wait for the next answer and count it."""
 
 
 class Engine(ABC):
     """Starts remote actors, and waits for several of them at once."""
 
     name: ClassVar[EngineName]
+
+    def __init__(self) -> None:
+        self._actors: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @abstractmethod
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RemoteActor:
@@ -90,18 +117,28 @@ class Engine(ABC):
         """Return a parcel that stands for a value, which is packed once and sent to many actors."""
 
     @abstractmethod
-    def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
+    def wait(self, actors: Sequence[Any], timeout: float | None = None) -> list[RemoteActor]:
         """Return the actors whose `answer` would not wait, in the given order; at least one before the timeout.
 
         Actors without a request are left out; if there are no others, it returns at once.
         """
 
-    @abstractmethod
     def stop(self, grace: float = 5.0) -> None:
         """End all actors; kill them after `grace` seconds.
 
-        Warns of killed actors that had no request, and of objects whose `stop` raised.
+        Warns of actors without a request that were killed, or whose object's `stop` raised.
         """
+        actors = [*self._actors]
+        # Before their requests end in other threads.
+        idle = {actor for actor in actors if not actor.pending}
+        for actor, error in self._end(actors, grace).items():
+            if actor in idle:
+                _warn_of_end(f"{actor.label} (pid {actor.pid})", error, grace)
+        self._actors.clear()
+
+    @abstractmethod
+    def _end(self, actors: Sequence[Any], grace: float) -> Mapping[Any, str]:
+        """End actors; return those that were killed, with "", and those whose object raised, with the error."""
 
 
 _LINES, _LONGEST, _LONGEST_LAST = 20, 500, 160
@@ -128,23 +165,13 @@ def in_a_line(error: str) -> str:
     return " ".join(head.split()) + said
 
 
-def warn_of_slow_end(whose: str, grace: float) -> None:
-    """Warn of an actor that was killed because it did not end in time."""
-    warnings.warn(
-        f"{whose}: did not end within {grace:g} s and was killed, expected its object to close by then; look at what "
-        "its close() waits for, and for threads and processes that it leaves running",
-        EnvFaultWarning,
-        stacklevel=3,
+def _warn_of_end(whose: str, error: str, grace: float) -> None:
+    slow = (
+        f"did not end within {grace:g} s and was killed, expected what lives in it to close by then; look at what its "
+        "close() waits for, and for threads and processes that it leaves running"
     )
-
-
-def warn_of_bad_end(whose: str, how: str) -> None:
-    """Warn of an actor whose object raised when it was stopped."""
-    warnings.warn(
-        f"{whose}: could not close: {how}, expected its object to close; fix its close()",
-        EnvFaultWarning,
-        stacklevel=3,
-    )
+    bad = f"could not close: {error}, expected what lives in it to close; fix its close()"
+    warnings.warn(f"{whose}: {bad if error else slow}", EnvFaultWarning, stacklevel=3)
 
 
 _DEPTH = 8

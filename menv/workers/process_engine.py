@@ -19,25 +19,16 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from io import BufferedReader
 from multiprocessing.connection import wait
 from typing import Any, ClassVar, cast
 
 from menv.errors import CallOrderError, NoRoomError, WorkerLostError
-from menv.workers.engine import (
-    Engine,
-    EngineName,
-    RemoteActor,
-    T,
-    Ts,
-    lost,
-    warn_of_bad_end,
-    warn_of_slow_end,
-)
-from menv.workers.messages import Parts, receive_parts, sealed, send_parts, unpack
-from menv.workers.worker_process import CREATE, ONE_THREAD, import_paths, pack_request
+from menv.workers.engine import CREATE, Engine, EngineName, RemoteActor, T, lost, pack_request
+from menv.workers.messages import Parts, receive_parts, sealed, send_parts
+from menv.workers.worker_process import ONE_THREAD, import_paths
 
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -68,7 +59,7 @@ class _StderrTail:
 
     def _read(self, stream: BufferedReader) -> None:
         with stream:
-            # Whole lines, so that lines of several processes do not mix.
+            # Whole lines, so that those of several processes do not mix.
             while data := stream.readline(_LONGEST_LINE):
                 line = data.decode(errors="replace")
                 self._lines.append(line)
@@ -105,7 +96,7 @@ class ProcessActor(RemoteActor):
         assert isinstance(self._process.stderr, BufferedReader)
         self._stderr_tail = _StderrTail(self._process.stderr)
         weakref.finalize(self, _drop, self._process, self.socket, self._owner).atexit = False
-        self._send(parts)
+        self._request(parts)
 
     @property
     def pid(self) -> int:
@@ -114,26 +105,6 @@ class ProcessActor(RemoteActor):
     @property
     def was_interrupted(self) -> bool:
         return self._in_message
-
-    def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
-        self._send(pack_request(self.label, method.__name__, args))
-
-    def create(self, make: Callable[..., Any], *args: Any) -> None:
-        self._send(pack_request(self.label, CREATE, (make, *args)))
-
-    def answer(self) -> Any:
-        if not self.pending:
-            raise CallOrderError(f"{self.label}: has no request to answer, expected one first; call ask")
-        self.check_owner()
-        # Nothing that came before a kill is an answer.
-        parts = None if self._in_message or self.was_killed else self._receive()
-        if parts is None:
-            self.pending -= 1
-            raise self._lost()
-        well, value = unpack(parts)
-        if not well:
-            raise value.error(self.label)
-        return value
 
     def kill(self) -> None:
         if not self._inherited():
@@ -145,22 +116,19 @@ class ProcessActor(RemoteActor):
         """Close the connection, so that the process ends."""
         _disconnect(self.socket, self._owner)
 
-    def close(self, until: float) -> bool:
-        """Wait for the process to end until `until`, then kill it; return whether it ended well."""
+    def close(self, until: float) -> str | None:
+        """Wait for the process to end until `until`, then kill it; return how it ended, "" if killed, None if well."""
         if self._inherited():
-            return True
+            return None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
         ended = not self.is_running()
         self.was_killed = self.was_killed or not ended
         # Also kills its children, which may hold its stderr open.
         _kill(self._process)
-        self._stderr_tail.lines()
-        return ended and self._process.returncode <= 0
-
-    def ending(self) -> str:
-        """Return how the process has ended, as a line with its last line of stderr."""
         words = self._stderr_tail.lines()[-1:]
+        if not ended or self._process.returncode <= 0:
+            return None if ended else ""
         said = f"; the last line of its stderr: {words[0]}" if words else ""
         return f"ended with {_exit_code(self._process.returncode)}{said}"
 
@@ -178,7 +146,7 @@ class ProcessActor(RemoteActor):
     def _inherited(self) -> bool:
         return os.getpid() != self._owner
 
-    def _send(self, parts: Parts) -> None:
+    def _request(self, parts: Parts) -> None:
         self.check_owner()
         self.pending += 1
         if not self._in_message:
@@ -188,17 +156,22 @@ class ProcessActor(RemoteActor):
                 send_parts(self.socket, parts)
             self._in_message = False
 
-    def _receive(self) -> Parts | None:
-        """Return the next message, which is counted; None if the process is gone."""
-        with suppress(OSError):
-            # An interruption before a message loses nothing.
-            self.socket.recv(1, socket.MSG_PEEK)
-        self._in_message, parts = True, None
-        with suppress(OSError, EOFError):
-            parts = receive_parts(self.socket)
-            self.pending -= 1
-        self._in_message = False
-        return parts
+    def _reply(self) -> Parts:
+        self.check_owner()
+        # Nothing that came before a kill is an answer.
+        if not (self._in_message or self.was_killed):
+            with suppress(OSError):
+                # An interruption before a message loses nothing.
+                self.socket.recv(1, socket.MSG_PEEK)
+            self._in_message = True
+            with suppress(OSError, EOFError):
+                parts = receive_parts(self.socket)
+                self.pending -= 1
+                self._in_message = False
+                return parts
+            self._in_message = False
+        self.pending -= 1
+        raise self._lost()
 
     def _lost(self) -> WorkerLostError:
         self.disconnect()
@@ -208,7 +181,7 @@ class ProcessActor(RemoteActor):
         if self.was_killed:
             how = "was killed by this process"
         elif self._in_message:
-            how = "was abandoned, because this process was interrupted in the middle of a message"
+            how = "was let go of, because this process was interrupted in the midst of a message"
         elif self.is_running():
             how = "has closed its connection"
         else:
@@ -225,9 +198,6 @@ class ProcessEngine(Engine):
 
     name: ClassVar[EngineName] = "process"
 
-    def __init__(self) -> None:
-        self._peers: weakref.WeakSet[ProcessActor] = weakref.WeakSet()
-
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> ProcessActor:
         parts = pack_request(label, CREATE, (make, *args))
         try:
@@ -237,9 +207,9 @@ class ProcessEngine(Engine):
                 raise
             raise NoRoomError(
                 f"{label}: no process can be started for it ({error.strerror}), expected room for its files, itself "
-                "and its memory; raise the limits (ulimit -n, ulimit -u), or use fewer workers or remote environments"
+                "and its memory; raise the limits (ulimit -n, ulimit -u), or take fewer workers or remote environments"
             ) from error
-        self._peers.add(actor)
+        self._actors.add(actor)
         _all_actors.add(actor)
         return actor
 
@@ -256,13 +226,14 @@ class ProcessEngine(Engine):
         there = wait(sockets, 0.0 if unusable else timeout) if sockets else []
         return [actor for actor in own if actor in unusable or actor.socket in there]
 
-    def stop(self, grace: float = 5.0) -> None:
-        for actor in _end(list(self._peers), grace):
-            if actor.was_killed:
-                warn_of_slow_end(f"{actor.label} (pid {actor.pid})", grace)
-            else:
-                warn_of_bad_end(f"{actor.label} (pid {actor.pid})", actor.ending())
-        self._peers.clear()
+    def _end(self, actors: Sequence[ProcessActor], grace: float) -> Mapping[ProcessActor, str]:
+        until = time.monotonic() + grace
+        running = [actor for actor in actors if actor.is_running()]
+        for actor in actors:
+            # All of them begin to end before the first wait.
+            actor.disconnect()
+        ends = {actor: actor.close(until) for actor in actors}
+        return {actor: ends[actor] or "" for actor in running if ends[actor] is not None}
 
 
 _all_actors: weakref.WeakSet[ProcessActor] = weakref.WeakSet()
@@ -272,7 +243,7 @@ _all_actors: weakref.WeakSet[ProcessActor] = weakref.WeakSet()
 @atexit.register
 def _end_all() -> None:
     actors = list(_all_actors)
-    _end(actors, _AT_EXIT_S)
+    ProcessEngine()._end(actors, _AT_EXIT_S)
     for actor in actors:
         actor.socket.close()
 
@@ -282,17 +253,6 @@ def _options() -> Iterable[str]:
     # -P: until sys.path is set, a module in the working directory must not hide the standard library.
     own: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [*own, "-P"]
-
-
-def _end(actors: Sequence[ProcessActor], grace: float) -> Sequence[ProcessActor]:
-    """End processes together; return those without a request that did not end well."""
-    until = time.monotonic() + grace
-    # Before the connections close, which ends requests in other threads.
-    idle = {actor for actor in actors if not actor.pending and actor.is_running()}
-    for actor in actors:
-        # All of them begin to end before the first wait.
-        actor.disconnect()
-    return [actor for actor in actors if not actor.close(until) and actor in idle]
 
 
 def _disconnect(end: socket.socket, owner: int) -> None:

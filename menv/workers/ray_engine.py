@@ -10,15 +10,13 @@ import logging
 import os
 import sys
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pickle import PickleBuffer
 from typing import Any, ClassVar, NamedTuple, cast
 
 from menv.errors import (
-    CallOrderError,
     MenvError,
     MissingExtraError,
     NoRoomError,
@@ -33,10 +31,11 @@ try:
 except ImportError as error:
     raise MissingExtraError(
         "engine 'ray': the package ray is not installed; "
-        "run: pip install 'menv-rl[ray]', or use engine='process'"
+        "run: pip install 'menv-rl[ray]', or take engine='process'"
     ) from error
 
 from menv.workers.engine import (
+    CREATE,
     Engine,
     EngineName,
     RemoteActor,
@@ -45,11 +44,10 @@ from menv.workers.engine import (
     T,
     Ts,
     lost,
-    warn_of_bad_end,
-    warn_of_slow_end,
+    pack_request,
 )
-from menv.workers.messages import Parts, pack, unpack
-from menv.workers.worker_process import CREATE, ONE_THREAD, WorkerProcess, import_paths, pack_request
+from menv.workers.messages import Parts, pack
+from menv.workers.worker_process import ONE_THREAD, WorkerProcess, import_paths
 
 _cluster: Any = ray
 PATIENCE_S = 60.0
@@ -162,10 +160,7 @@ class RayRemoteActor(RemoteActor):
         parcel = own.pop() if own and isinstance(own[-1], ray.ObjectRef) else None
         self._request(pack_request(self.label, method.__name__, own), parcel)
 
-    def create(self, make: Callable[..., Any], *args: Any) -> None:
-        self._request(pack_request(self.label, CREATE, (make, *args)), None)
-
-    def _request(self, parts: Parts, parcel: object) -> None:
+    def _request(self, parts: Parts, parcel: object = None) -> None:
         # `answer` raises if the actor is gone.
         if not self.is_gone():
             reference = self._handle.ask.remote(_boxed(parts), parcel)
@@ -173,28 +168,33 @@ class RayRemoteActor(RemoteActor):
             self._answers += (reference,)
         self.pending += 1
 
-    def answer(self) -> Any:
-        if not self.pending:
-            raise CallOrderError(f"{self.label}: has no request to answer, expected one first; call ask")
+    def _reply(self) -> Parts:
         # Once it is placed, one call waits for the answer and fetches it.
         if self.is_gone() or not self.is_placed():
             _wait_for([self], None)
-        reply: Any = None if self.ended else self._reply()
+        found: Any = None
+        try:
+            found = None if self.ended else ray.get(self._answers[0])
+        except RayTaskError as error:
+            # Errors of methods are sent as answers; this is an error of Ray.
+            found = RemoteError(f"{self.label}: {in_words(error.cause)}")
+            found.__cause__ = RemoteTraceback(str(error))
+        except RayError as error:
+            # Another thread may have killed it and set the error.
+            if self.ended is None:
+                self._lose(error)
         self.pending -= 1
         if self.ended is not None:
             raise type(self.ended)(str(self.ended))
         self._answers.popleft()
-        if isinstance(reply, Exception):
-            raise reply
-        well, value = unpack(reply)
-        if not well:
-            raise value.error(self.label)
-        return value
+        if isinstance(found, RemoteError):
+            raise found
+        return cast(Parts, found)
 
     def kill(self) -> None:
         if self.ended is None:
             self.ended = WorkerLostError(
-                f"{self.label} (pid {self.pid}): was killed by this process, expected no request "
+                f"{self.label} (pid {self.pid}): was killed by this process, expected no question "
                 "afterwards; start another one"
             )
         if _driver() == self._driver:
@@ -230,8 +230,8 @@ class RayRemoteActor(RemoteActor):
             self.kill()
             self.ended = NoRoomError(
                 f"{self.label}: has waited {waited:.0f} s for {self._cpus:g} CPU; the cluster has "
-                f"{total.get('CPU', 0.0):g}, {free.get('CPU', 0.0):g} of them free, expected room for it; use fewer "
-                "workers, start Ray with a larger num_cpus, set worker_start_timeout_s to wait longer, or use "
+                f"{total.get('CPU', 0.0):g}, {free.get('CPU', 0.0):g} of them free, expected room for it; take fewer "
+                "workers, start Ray with a larger num_cpus, set worker_start_timeout_s to wait longer, or take "
                 "engine='process'"
             )
 
@@ -242,21 +242,6 @@ class RayRemoteActor(RemoteActor):
         self.kill()
         self.ended = lost(f"{self.label} ({at}): is lost: {_cause(error)}", stderr)
 
-    def _reply(self) -> Any:
-        """Return the parts of the available answer, or an exception; None if the actor is lost."""
-        try:
-            return ray.get(self._answers[0])
-        except RayTaskError as error:
-            # Errors of methods are sent as answers; this is an error of Ray.
-            found = RemoteError(f"{self.label}: {in_words(error.cause)}")
-            found.__cause__ = RemoteTraceback(str(error))
-            return found
-        except RayError as error:
-            # Another thread may have killed it and set the error.
-            if self.ended is None:
-                self._lose(error)
-        return None
-
 
 class RayEngine(Engine):
     """Starts actors of Ray; see `make_engine` for the arguments."""
@@ -266,13 +251,13 @@ class RayEngine(Engine):
     def __init__(self, cpus: float = 1.0, patience: float | None = None) -> None:
         self._cpus = cpus
         self._patience = PATIENCE_S if patience is None else patience
-        self._peers: weakref.WeakSet[RayRemoteActor] = weakref.WeakSet()
+        super().__init__()
         _start_ray()
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RayRemoteActor:
         _start_ray()
         actor = RayRemoteActor(label, self._cpus, pack_request(label, CREATE, (make, *args)), self._patience)
-        self._peers.add(actor)
+        self._actors.add(actor)
         return actor
 
     def put(self, value: T) -> T:
@@ -283,24 +268,17 @@ class RayEngine(Engine):
         own = cast("Sequence[RayRemoteActor]", actors)
         return [*_wait_for([actor for actor in own if actor.pending], timeout)]
 
-    def stop(self, grace: float = 5.0) -> None:
-        actors = list(self._peers)
-        idle = {actor for actor in actors if not actor.pending}
+    def _end(self, actors: Sequence[RayRemoteActor], grace: float) -> Mapping[RayRemoteActor, str]:
         ends = {end: actor for actor in actors if (end := actor.end()) is not None}
         done, slow = ray.wait([*ends], num_returns=len(ends), timeout=grace) if ends else ([], [])
-        raised = {ends[end]: error for end in done if (error := _raised(end)) is not None}
+        bad = {ends[end]: error for end in done if (error := _raised(end))}
         for actor in actors:
             actor.kill()
-        for actor, error in raised.items():
-            warn_of_bad_end(f"{actor.label} (pid {actor.pid})", error)
-        for actor in [ends[end] for end in slow]:
-            if actor in idle:
-                warn_of_slow_end(f"{actor.label} (pid {actor.pid})", grace)
-        self._peers.clear()
+        return bad | {ends[end]: "" for end in slow}
 
 
-def _raised(end: Any) -> str | None:
-    """Return the error of an object's `stop` as a line, None without one."""
+def _raised(end: Any) -> str:
+    """Return the error of an object's `stop` as a line, "" without one."""
     try:
         ray.get(end)
     except RayTaskError as error:
@@ -308,7 +286,7 @@ def _raised(end: Any) -> str | None:
     except RayError:
         # The actor has ended as requested.
         pass
-    return None
+    return ""
 
 
 def _wait_for(actors: Sequence[RayRemoteActor], timeout: float | None) -> list[RayRemoteActor]:

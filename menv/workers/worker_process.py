@@ -14,13 +14,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
 from menv.errors import in_words
-from menv.workers.engine import CapturedError
+from menv.workers.engine import CREATE, CapturedError
 from menv.workers.messages import (
     Parts,
     UnsendableError,
@@ -32,8 +31,6 @@ from menv.workers.messages import (
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables: a worker has one core at most; more threads would slow down the others."""
-CREATE = ""
-"""In place of a method's name: the first argument creates the object."""
 
 
 def import_paths() -> list[str]:
@@ -43,12 +40,6 @@ def import_paths() -> list[str]:
     with suppress(FileNotFoundError):
         here = os.getcwd()
     return [path or here for path in sys.path if isinstance(path, str) and (path or here)]
-
-
-def pack_request(label: str, method: str, args: Sequence[Any]) -> Parts:
-    """Pack a request: a method or `CREATE`, and its arguments. Raises UnsendableError, which names `label`."""
-    where = f"{label}, {method}" if method else f"{label}, to make it"
-    return pack((method, args), f"{where}: args", "[1]")
 
 
 class WorkerProcess:
