@@ -19,7 +19,7 @@ from menv.errors import ConfigError, ContractError
 from menv.registry import env_kind, wrapped_if_foreign
 from menv.workers.engine import Engine, EngineName
 from menv.workers.messages import dumps, loads
-from menv.workers.registered_envs import RemoteEnvSpec, remote_creator
+from menv.workers.registered_envs import RemoteCreator
 from menv.workers.remote_envs import RemoteEnvs
 
 
@@ -115,7 +115,7 @@ def _creator(env: object, make_env: Callable[[int], Any] | None, num_envs: int) 
         raise ConfigError(
             f"num_envs: {num_envs!r}, expected at least 1; set num_envs_per_worker to 1 or more"
         )
-    return make_env if isinstance(make_env, RemoteEnvSpec) else remote_creator(make_env)
+    return make_env if isinstance(make_env, RemoteCreator) else RemoteCreator(make_env)
 
 
 def _check_agents(env: object) -> None:

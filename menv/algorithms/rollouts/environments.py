@@ -20,7 +20,7 @@ from menv.policy_spec import PolicySpec
 from menv.registry import checked_creator, env_kind, make_env
 from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit, WholeEpisodeLimit
 from menv.workers.convert import to_base_env
-from menv.workers.registered_envs import RemoteEnvSpec
+from menv.workers.registered_envs import RemoteCreator
 from menv.wrappers.team import as_team
 
 _MOST_ENVS = 1_000_000
@@ -52,11 +52,11 @@ def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -
     first one is a stub, or the input itself.
     """
     if not config.replaces_env:
-        make = partial(_make_env, config, placement)
+        make = _maker(config, placement)
         first = make(0)
         return first, _in_table_form(config, first, make, config.seed, placement)
     if isinstance(config.input, str):
-        stub = None if config.env is None else _make_env(config, placement, 0)
+        stub = None if config.env is None else _maker(config, placement)(0)
         recorded = RecordedEnvs(config.input, input_context(config, stub), config.seed)
         return (recorded if stub is None else stub), recorded
     if not callable(config.input):
@@ -66,7 +66,7 @@ def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -
             "it out to step the env"
         )
     source_of: Callable[..., Any] = checked_creator("input", config.input, "InputContext")
-    stub = None if config.env is None else _make_env(config, placement, 0)
+    stub = None if config.env is None else _maker(config, placement)(0)
     source = source_of(input_context(config, stub))
     if env_kind(source) != "base_env":
         raise ConfigError(
@@ -125,7 +125,7 @@ def create_evaluation_envs(
     """Create the environments of evaluations, or one worker's share of them, as `create_envs` does."""
     check_evaluable(config, training_env)
     placement = replace(placement, in_evaluation=True)
-    make = partial(_make_env, config, placement)
+    make = _maker(config, placement)
     env = make(0)
     if env is training_env:
         raise ConfigError(
@@ -154,9 +154,7 @@ def _in_table_form(
         return to_base_env(first, make, config.num_envs_per_worker, **settings)
     return to_base_env(
         first,
-        RemoteEnvSpec(
-            config.env, env_context(config, 0, placement), config.log_level, team=_team_of(config)
-        ),
+        RemoteCreator(_maker(config, placement, remote=True), config.env, config.log_level),
         config.num_envs_per_worker,
         remote_envs=True, remote_env_batch_wait_ms=config.remote_env_batch_wait_ms, env_timeout=config.env_timeout,
         engine=config.engine, **settings,
@@ -186,9 +184,16 @@ def env_context(
     )  # fmt: skip
 
 
-def _make_env(config: AlgorithmConfig, placement: WorkerPlacement, vector_index: int) -> Any:
-    context = env_context(config, vector_index, placement).copy_with_overrides(remote=False)
-    return as_team(make_env(config.env, context), **_team_of(config))
+def _maker(
+    config: AlgorithmConfig, placement: WorkerPlacement, *, remote: bool = False
+) -> Callable[[int], Any]:
+    """Return what creates sub-environment number `vector_index`."""
+    context = env_context(config, 0, placement).copy_with_overrides(remote=remote)
+    return partial(_make_env, env=config.env, context=context, team=_team_of(config))
+
+
+def _make_env(vector_index: int, *, env: Any, context: EnvContext, team: Mapping[str, Any]) -> Any:
+    return as_team(make_env(env, context.copy_with_overrides(vector_index=vector_index)), **team)
 
 
 def _team_of(config: AlgorithmConfig) -> dict[str, Any]:
