@@ -31,15 +31,15 @@ class ServerUpdate(NamedTuple):
     None where nothing has happened, and `start` is the env step at the last reset. `paused` is the adapter's.
     """
 
-    slots: IntArray | None
+    slots: Any
     obs: Any
     rewards: FloatArray
     env_steps: int
     infos: Sequence[Mapping[str, Any]] | None
     held: Mapping[AgentId, float]
-    events: PollEvents | None
+    events: Any
     start: int
-    paused: bool
+    paused: bool = False
 
 
 class EnvServer:

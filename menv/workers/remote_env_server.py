@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from menv.adapters.poll_events import PollEvents
-from menv.base_env import AgentId, End, EpisodeEnd, FloatArray, IntArray, Join, Unclaimed
+from menv.base_env import AgentId, End, EpisodeEnd, IntArray, Join, Unclaimed
 from menv.errors import EnvFault
-from menv.workers.engine import RemoteActor, Ts
+from menv.workers.engine import RemoteActor, Ts, in_a_line
 from menv.workers.env_server import EnvServer, ServerUpdate, pack_stack, unpack_stack
 
 
@@ -26,38 +25,25 @@ class LossReason(NamedTuple):
     kind: str
     message: str
 
-
-@dataclass(slots=True)
-class Delivery:
-    """What a poll delivers of a sub-environment: rows of agents that wait for actions, and events as in `Ready`.
-
-    `infos` is None where all are empty, `start` the env step at the last reset.
-    """
-
-    slots: IntArray
-    obs: Sequence[Any]
-    rewards: FloatArray
-    infos: Sequence[Mapping[str, Any]] | None
-    events: PollEvents
-    env_steps: int
-    start: int
-
-    def drop_rows(self) -> None:
-        self.slots, self.obs, self.rewards, self.infos = _NOBODY, [], np.zeros(0), None
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        kind, message = type(error).__name__, str(error)
+        return cls(f"{kind}: {in_a_line(message)[:_LONGEST].rstrip()}", kind, message)
 
 
+_LONGEST = 360
 _NOBODY: IntArray = np.zeros(0, np.int64)
-
+_NO_ROWS: dict[str, Any] = {"slots": _NOBODY, "obs": [], "rewards": np.zeros(0), "infos": None}
 Kind = Literal["created", "begun", "update", "value"]
 
 
 class RemoteEnvServer:
     """The server of sub-environment `index`.
 
-    `actor` is the remote `EnvServer`. `asked` are the kinds of the answers that are due. `undelivered` is delivered one
-    by one: a poll never holds rows of an episode and its end. `ended` is True without a process, after too many losses,
-    `paused` where the last update came from a poll that paused. `held` are rewards that wait for their agents' next
-    rows, `env_steps` is the count of the last update.
+    `actor` is the remote `EnvServer`. `asked` are the kinds of the answers that are due. `undelivered` are updates with
+    unpacked observations, delivered one by one: a poll never holds rows of an episode and its end. `ended` is True
+    without a process, after too many losses, `paused` where the last update came from a poll that paused. `held` are
+    rewards that wait for their agents' next rows, `env_steps` those of the last update. `lost_by` is the last loss.
     """
 
     def __init__(self, index: int) -> None:
@@ -66,7 +52,8 @@ class RemoteEnvServer:
         self.asked: deque[Kind] = deque()
         self.has_reported = False
         self.ended = self.paused = False
-        self.undelivered: deque[Delivery] = deque()
+        self.undelivered: deque[ServerUpdate] = deque()
+        self.lost_by: LossReason
         self.held: Mapping[AgentId, float] = {}
         self.env_steps = 0
         # Env steps at the last reset, in the last update and in the last delivery.
@@ -146,17 +133,7 @@ class RemoteEnvServer:
         self._slots = self._slots if update.slots is None else update.slots
         self._waiting = set(self._slots.tolist())
         self.held, self.env_steps, self._start = update.held, update.env_steps, update.start
-        self._put(
-            Delivery(
-                self._slots,
-                unpack_stack(update.obs),
-                update.rewards,
-                update.infos,
-                events,
-                self.env_steps,
-                self._start,
-            )
-        )
+        self._put(update._replace(slots=self._slots, obs=unpack_stack(update.obs), events=events))
 
     def _dropped(self, ended: list[End]) -> list[End]:
         """Drop undelivered rows of an episode that a reset has ended; return the ends of delivered trajectories.
@@ -168,8 +145,8 @@ class RemoteEnvServer:
         for one in self.undelivered:
             paid.update(zip(one.slots.tolist(), one.rewards.tolist(), strict=True))
             early.update(join.slot for join in one.events.joined)
-            one.events.joined = []
-            one.drop_rows()
+            one.events.joined.clear()
+        self.undelivered = deque(one._replace(**_NO_ROWS) for one in self.undelivered)
         for end in ended:
             if end.slot in early:
                 paid[end.slot] = paid.get(end.slot, 0.0) + end.reward
@@ -183,16 +160,15 @@ class RemoteEnvServer:
             if end.slot not in early
         ]
 
-    def _put(self, more: Delivery) -> None:
+    def _put(self, more: ServerUpdate) -> None:
         before = self.undelivered[-1] if self.undelivered else None
-        if before is None or len(before.slots) or before.events.joined:
-            self.undelivered.append(more)
-        else:
+        if before is not None and not len(before.slots) and not before.events.joined:
             append_events(before.events, more.events)
-            more.events = before.events
-            self.undelivered[-1] = more
+            self.undelivered.pop()
+            more = more._replace(events=before.events)
+        self.undelivered.append(more)
 
-    def deliver(self) -> Delivery:
+    def deliver(self) -> ServerUpdate:
         """Return what a poll delivers now."""
         found = self.undelivered.popleft()
         self._shown = False
@@ -210,42 +186,34 @@ class RemoteEnvServer:
                 ]
             return
         if self._shown:
-            self.undelivered[-1].drop_rows()
+            self.undelivered.append(self.undelivered.pop()._replace(**_NO_ROWS))
         self._waiting.clear()
         self.ask("update", EnvServer.step, pack_stack(actions), pauses_at_ends)
 
-    def lose(self, reason: LossReason) -> None:
+    def lose(self) -> None:
         """Write the ends of the running episode, which is lost; the results of the last actions are unknown."""
         index, events = self.index, PollEvents()
         events.unclaimed = [
             Unclaimed(index, agent, reward, index) for agent, reward in self.held.items() if reward
         ]
-        for slot, join in self._alive.items():
-            known = slot in self._waiting
-            events.ended.append(
-                End(slot, index, join.agent_id, 0.0, False, True, None, {}, withdrawn=not known)
-            )
-        events.episodes.append(
-            EpisodeEnd(
-                index,
-                False,
-                True,
-                self.env_steps - self._start,
-                index,
-                len(events.unclaimed),
-                faulty=True,
-            )
-        )
-        events.faults.append(self.fault(reason))
+        events.ended = [
+            End(slot, index, join.agent_id, 0.0, False, True, None, {}, withdrawn=slot not in self._waiting)
+            for slot, join in self._alive.items()
+        ]
+        steps, paid = self.episode_steps, len(events.unclaimed)
+        events.episodes = [EpisodeEnd(index, False, True, steps, index, paid, faulty=True)]
+        events.faults = [self.fault()]
         self._waiting.clear()
         self._alive.clear()
         self.held, self._shown, self._slots = {}, False, _NOBODY
-        self._put(Delivery(_NOBODY, [], np.zeros(0), None, events, self.env_steps, self._start))
+        update = ServerUpdate(env_steps=self.env_steps, held={}, events=events, start=self._start, **_NO_ROWS)
+        self._put(update)
 
-    def fault(self, reason: LossReason, where: str = "step") -> EnvFault:
+    def fault(self, where: str = "step") -> EnvFault:
         """Return the fault of a sub-environment whose process was lost."""
-        line, origin = f"{reason.line} in {where} of env {self.index}", (reason.kind, "", 0)
-        return EnvFault(self.index, self.index, where, line, origin, self._start, reason.message)
+        line, kind, message = self.lost_by
+        line = f"{line} in {where} of env {self.index}"
+        return EnvFault(self.index, self.index, where, line, (kind, "", 0), self._start, message)
 
     @property
     def episode_steps(self) -> int:

@@ -35,11 +35,10 @@ from menv.errors import (
     first_clause,
 )
 from menv.registry import env_kind
-from menv.workers.engine import Engine, T, Ts, in_a_line
+from menv.workers.engine import Engine, T, Ts
 from menv.workers.env_server import EnvServer, ServerUpdate
-from menv.workers.remote_env_server import Delivery, LossReason, RemoteEnvServer, append_events
+from menv.workers.remote_env_server import LossReason, RemoteEnvServer, append_events
 
-_LONGEST = 360
 _NO_INFO: Mapping[str, Any] = {}
 
 
@@ -92,8 +91,6 @@ class RemoteEnvs(Adapter):
         self._parts: list[tuple[RemoteEnvServer, IntArray]] = []
         self._slots: IntArray = np.zeros(0, np.int64)
         self._unanswered = False
-        # Type and message of the last loss, by index.
-        self._last_loss: dict[int, tuple[str, str]] = {}
         self._crashes = CrashLog(tolerated=tolerated, creator=True)
         self._servers = [RemoteEnvServer(index) for index in range(num_envs)]
         for server in self._servers:
@@ -107,7 +104,7 @@ class RemoteEnvs(Adapter):
         elif self._started:
             self._gather(timeout)
         else:
-            self._start()
+            self.start_from(self.env_steps)
         self.paused = self.pauses_at_ends and any(server.paused for server in self._servers)
         return self._deliver()
 
@@ -130,7 +127,8 @@ class RemoteEnvs(Adapter):
     ) -> tuple[MultiEnvDict, MultiEnvDict]:
         self._check_running("try_reset")
         indices = self.indices(env_id)
-        self._start()
+        if not self._started:
+            self.start_from(self.env_steps)
         obs: MultiEnvDict = {}
         infos: MultiEnvDict = {}
         for index in indices:
@@ -192,10 +190,11 @@ class RemoteEnvs(Adapter):
 
     def start_from(self, env_steps: IntArray) -> None:
         """Begin new episodes in all servers at the same time; see `Adapter.start_from`."""
-        self._started, self.paused, self._unanswered = True, False, False
-        for server in self._servers:
+        if self._started:
             # Earlier requests are answered first.
-            self._settle(server)
+            for server in self._servers:
+                self._settle(server)
+        self._started, self.paused, self._unanswered = True, False, False
         self.env_steps[:] = env_steps
         for server in self._servers:
             server.begin_at(int(env_steps[server.index]))
@@ -210,22 +209,13 @@ class RemoteEnvs(Adapter):
         for server in paused:
             self._settle(server)
 
-    def _start(self) -> None:
-        if self._started:
-            return
-        self._started = True
-        for server in self._servers:
-            server.begin(0)
-        for server in self._servers:
-            self._settle(server)
-
     def _deliver(self) -> Ready:
         """Return the rows and events of all servers, in the order of the sub-environments.
 
         While the same agents wait, `slots` stays the same array.
         """
         events = PollEvents()
-        rows: list[Delivery] = []
+        rows: list[ServerUpdate] = []
         parts: list[tuple[RemoteEnvServer, IntArray]] = []
         for server in self._servers:
             if server.undelivered:
@@ -352,7 +342,7 @@ class RemoteEnvs(Adapter):
         while server.asked:
             value = self._take_answer(server)
             if server.actor is not actor:
-                raise WorkerLostError(self._last_loss[server.index][1])
+                raise WorkerLostError(server.lost_by.message)
         return value
 
     def _take_answer(self, server: RemoteEnvServer) -> Any:
@@ -362,11 +352,14 @@ class RemoteEnvs(Adapter):
             self._lost(server, error, counts=not server.actor.was_interrupted)
             return None
         except Exception as error:
-            if not self._handle_failed_start(server, error):
-                if server.asked.popleft() == "created":
-                    server.end()
-                raise
-            return None
+            begins = server.has_reported and server.asked[0] in ("created", "begun")
+            if begins and not isinstance(error, ContractError | ConfigError):
+                # The replacement of a lost one could not begin.
+                self._lost(server, error)
+                return None
+            if server.asked.popleft() == "created":
+                server.end()
+            raise
         kind = server.asked.popleft()
         if kind in ("update", "begun"):
             self._take(server, answer)
@@ -381,10 +374,24 @@ class RemoteEnvs(Adapter):
             for fault in update.events.faults:
                 self._tell_created(fault.env_index)
 
-    def _lost(self, server: RemoteEnvServer, error: WorkerLostError, *, counts: bool = True) -> None:
-        """Replace a lost server; an interruption of this process is not its fault."""
+    def _lost(self, server: RemoteEnvServer, error: Exception, *, counts: bool = True) -> None:
+        """Replace the process of a lost server; an interruption of this process is not its fault, and not counted.
+
+        Raises EnvCrashError if the server must not be replaced again.
+        """
         self._check_not_stopped()
-        self._replace(server, error, counts=counts)
+        server.lost_by, plays = LossReason.of(error), server.plays
+        try:
+            if counts:
+                self._count_loss(server, error, plays)
+        except EnvCrashError:
+            # If the run continues or is saved, it begins in another process.
+            server.end()
+            raise
+        finally:
+            if plays:
+                server.lose()
+        self._restart(server)
         self._check_not_stopped()
         self._tell_created(server.index)
 
@@ -415,25 +422,6 @@ class RemoteEnvs(Adapter):
             )
         )  # fmt: skip
 
-    def _replace(self, server: RemoteEnvServer, error: Exception, *, counts: bool = True) -> None:
-        """Replace the process of a lost server.
-
-        Raises EnvCrashError if the server must not be replaced again; `counts` says whether the loss counts for that.
-        """
-        self._last_loss[server.index] = type(error).__name__, str(error)
-        plays = server.plays
-        try:
-            if counts:
-                self._count_loss(server, error, plays)
-        except EnvCrashError:
-            # If the run continues or is saved, it begins in another process.
-            server.end()
-            raise
-        finally:
-            if plays:
-                server.lose(self._reason(server))
-        self._restart(server)
-
     def _restart(self, server: RemoteEnvServer) -> None:
         """Start a process and begin its episodes."""
         with suppress(Exception):
@@ -441,38 +429,20 @@ class RemoteEnvs(Adapter):
         self._start_process(server)
         server.begin(int(server.has_reported))
 
-    def _handle_failed_start(self, server: RemoteEnvServer, error: Exception) -> bool:
-        """Replace a server whose replacement failed to begin; return False if the error must be raised."""
-        if not server.has_reported or server.asked[0] not in ("created", "begun"):
-            return False
-        if isinstance(error, ContractError | ConfigError):
-            return False
-        self._replace(server, error)
-        return True
-
-    def _reason(self, server: RemoteEnvServer) -> LossReason:
-        kind, message = self._last_loss[server.index]
-        return LossReason(f"{kind}: {in_a_line(message)[:_LONGEST].rstrip()}", kind, message)
-
     def _count_loss(self, server: RemoteEnvServer, error: Exception, plays: bool) -> None:
         """Count a loss; raise EnvCrashError if the limit is exceeded."""
-        reason, steps = self._reason(server), server.env_steps
+        steps, head = server.env_steps, " ".join(first_clause(error).split())
         if not server.has_reported:
             crash = EnvCrashError(
-                f"env {server.index} reset, env step {steps}: {_head(error)}, expected a "
+                f"env {server.index} reset, env step {steps}: {head}, expected a "
                 "sub-environment that can be created and reset in another process; what it wrote last is above"
             )
-            crash._fault = server.fault(reason, "reset")
+            crash._fault = server.fault("reset")
             raise crash from error
         # Where no episode runs, a replacement failed.
         where = f"env {server.index} {'step' if plays else 'reset'}, env step {steps}"
         taken = server.episode_steps if plays else 0
-        self._crashes.note(server.index, f"{where}: {_head(error)}", error, taken, server.fault(reason))
-
-
-def _head(error: Exception) -> str:
-    """Return the reason of a loss, without the stderr."""
-    return " ".join(first_clause(error).split())
+        self._crashes.note(server.index, f"{where}: {head}", error, taken, server.fault())
 
 
 class RemoteEnv:
