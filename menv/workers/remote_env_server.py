@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from menv.base_env import AgentId, End, EpisodeEnd, IntArray, Join, Unclaimed
 from menv.errors import EnvFault
 from menv.workers.engine import RemoteActor, Ts, in_a_line
 from menv.workers.env_server import EnvServer, ServerUpdate, pack_stack, unpack_stack
+
+_LONGEST = 360
+_NOBODY: IntArray = np.zeros(0, np.int64)
+_NO_ROWS: dict[str, Any] = {"slots": _NOBODY, "obs": [], "rewards": np.zeros(0), "infos": None}
 
 
 class LossReason(NamedTuple):
@@ -31,27 +35,21 @@ class LossReason(NamedTuple):
         return cls(f"{kind}: {in_a_line(message)[:_LONGEST].rstrip()}", kind, message)
 
 
-_LONGEST = 360
-_NOBODY: IntArray = np.zeros(0, np.int64)
-_NO_ROWS: dict[str, Any] = {"slots": _NOBODY, "obs": [], "rewards": np.zeros(0), "infos": None}
-Kind = Literal["created", "begun", "update", "value"]
-
-
 class RemoteEnvServer:
     """The server of sub-environment `index`.
 
-    `actor` is the remote `EnvServer`. `asked` are the kinds of the answers that are due. `undelivered` are updates with
-    unpacked observations, delivered one by one: a poll never holds rows of an episode and its end. `ended` is True
-    without a process, after too many losses, `paused` where the last update came from a poll that paused. `held` are
-    rewards that wait for their agents' next rows, `env_steps` those of the last update. `lost_by` is the last loss.
+    `actor` is the remote `EnvServer`, `asked` how many of its answers are due. `undelivered` are updates with unpacked
+    observations, delivered one by one: a poll never holds rows of an episode and its end. `begins` is True until its
+    process has reported an episode, `ended` without a process, after too many losses, `paused` where the last update
+    came from a poll that paused. `held` are rewards that wait for their agents' next rows, `env_steps` those of the
+    last update. `lost_by` is the last loss.
     """
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.actor: RemoteActor
-        self.asked: deque[Kind] = deque()
-        self.has_reported = False
-        self.ended = self.paused = False
+        self.asked = 0
+        self.has_reported = self.begins = self.ended = self.paused = False
         self.undelivered: deque[ServerUpdate] = deque()
         self.lost_by: LossReason
         self.held: Mapping[AgentId, float] = {}
@@ -69,12 +67,12 @@ class RemoteEnvServer:
     @property
     def plays(self) -> bool:
         """Whether an episode runs, as far as this process knows."""
-        return self.has_reported and not {"created", "begun"} & {*self.asked}
+        return self.has_reported and not self.begins
 
     @property
     def agents(self) -> list[AgentId]:
         """The agents with rows that can be answered."""
-        if self.undelivered and not self._shown:
+        if self.is_stale:
             return []
         return [self._alive[slot].agent_id for slot in self._slots.tolist() if slot in self._waiting]
 
@@ -85,33 +83,31 @@ class RemoteEnvServer:
 
     def attach(self, actor: RemoteActor) -> None:
         """Use another process, of which only the creation was requested."""
-        self.actor, self.ended, self.paused = actor, False, False
-        self.asked = deque(["created"])
+        self.actor, self.asked, self.begins, self.ended, self.paused = actor, 1, True, False, False
 
     def end(self) -> None:
         """Mark it as without a process."""
-        self.ended = True
-        self.asked.clear()
+        self.ended, self.asked = True, 0
 
     @property
     def is_out_of_step(self) -> bool:
         """Whether an interruption between a request or answer and its record here left them different."""
-        return not self.ended and len(self.asked) != self.actor.pending
+        return not self.ended and self.asked != self.actor.pending
 
-    def ask(self, kind: Kind, method: Callable[[EnvServer, *Ts], object], *args: *Ts) -> None:
+    def ask(self, method: Callable[[EnvServer, *Ts], object], *args: *Ts) -> None:
         """Request a method of the server; it may take one env step."""
-        self.asked.append(kind)
+        self.asked += 1
         try:
             self.actor.ask(method, *args)
         except Exception:
             # The request was not sent.
-            self.asked.pop()
+            self.asked -= 1
             raise
 
     def begin(self, after: int) -> None:
         """Request a new episode; `after` is the number of env steps that count although unreported."""
-        self.env_steps += after
-        self.ask("begun", EnvServer.begin, self.env_steps)
+        self.env_steps, self.begins = self.env_steps + after, True
+        self.ask(EnvServer.begin, self.env_steps)
 
     def begin_at(self, env_steps: int) -> None:
         """Forget everything and request a new episode at an env step."""
@@ -123,7 +119,7 @@ class RemoteEnvServer:
 
     def take(self, update: ServerUpdate, *, shown: bool = False) -> None:
         """Apply an update; a reset has `shown` its rows."""
-        self.has_reported, self.paused, self._shown = True, update.paused, shown
+        self.has_reported, self.begins, self.paused, self._shown = True, False, update.paused, shown
         events = update.events or PollEvents()
         if shown:
             events.ended = self._dropped(events.ended)
@@ -188,7 +184,7 @@ class RemoteEnvServer:
         if self._shown:
             self.undelivered.append(self.undelivered.pop()._replace(**_NO_ROWS))
         self._waiting.clear()
-        self.ask("update", EnvServer.step, pack_stack(actions), pauses_at_ends)
+        self.ask(EnvServer.step, pack_stack(actions), pauses_at_ends)
 
     def lose(self) -> None:
         """Write the ends of the running episode, which is lost; the results of the last actions are unknown."""

@@ -139,8 +139,7 @@ class RemoteEnvs(Adapter):
         self._check_running("try_restart")
         for index in self.indices(env_id):
             server = self._ready_for_reset(index)
-            kind, begun = ("update", True) if self._started else ("value", False)
-            server.ask(kind, EnvServer.restart, begun)  # type: ignore[arg-type]
+            server.ask(EnvServer.restart, self._started)
             # A process that ends meanwhile is replaced anyway.
             with suppress(WorkerLostError):
                 self._wait_for(server)
@@ -205,7 +204,7 @@ class RemoteEnvs(Adapter):
         """Let the servers that paused reset their sub-environments, and wait for these rows."""
         paused = [server for server in self._servers if server.paused]
         for server in paused:
-            server.ask("update", EnvServer.poll, self.pauses_at_ends)
+            server.ask(EnvServer.poll, self.pauses_at_ends)
         for server in paused:
             self._settle(server)
 
@@ -264,7 +263,7 @@ class RemoteEnvs(Adapter):
         self._check_running(method.__name__)
         server = self._servers[self.index_of(env_id)]
         self._settle(server)
-        server.ask("value", method, *args)
+        server.ask(method, *args)
         answer: T = self._wait_for(server)
         return answer
 
@@ -272,7 +271,7 @@ class RemoteEnvs(Adapter):
         """Reset a sub-environment, in another process if its own is lost; return `(obs, infos)` by agent."""
         while True:
             server = self._ready_for_reset(index)
-            server.ask("value", EnvServer.reset, seed, options)
+            server.ask(EnvServer.reset, seed, options)
             try:
                 obs, infos, update = self._wait_for(server)
             except WorkerLostError:
@@ -304,31 +303,24 @@ class RemoteEnvs(Adapter):
         for server in self._servers:
             self._revive(server)
         self._take_answers(0.0)
-        while not self._has_undelivered() and self._busy() and (until is None or time.monotonic() < until):
-            self._take_answers(None if until is None else max(0.0, until - time.monotonic()))
+        while not any(server.undelivered for server in self._servers):
+            left = None if until is None else until - time.monotonic()
+            if (left is not None and left <= 0) or not self._take_answers(left):
+                break
         together = time.monotonic() + self._batch_wait_ms / 1000
         until = together if until is None else min(until, together)
-        while self._busy() and time.monotonic() < until:
-            self._take_answers(until - time.monotonic())
+        while (left := until - time.monotonic()) > 0 and self._take_answers(left):
+            pass
 
-    def _busy(self) -> list[RemoteEnvServer]:
-        return [server for server in self._servers if server.asked]
-
-    def _has_undelivered(self) -> bool:
-        return any(server.undelivered for server in self._servers)
-
-    def _take_answers(self, timeout: float | None) -> None:
-        """Receive available answers; wait for the first one within the time limits."""
-        busy = self._busy()
-        if not busy:
-            return
-        ready = self._engine.wait([server.actor for server in busy], timeout)
+    def _take_answers(self, timeout: float | None) -> bool:
+        """Receive available answers, and wait for the first one; return whether any was due."""
+        busy = [server for server in self._servers if server.asked]
+        ready = self._engine.wait([server.actor for server in busy], timeout) if busy else []
         for server in busy:
-            if not server.asked:
-                # A callback for another server has called a method of this one and received the answers.
-                continue
-            if server.actor in ready:
+            # A callback for another server may have called a method of this one and received the answers.
+            if server.asked and server.actor in ready:
                 self._take_answer(server)
+        return bool(busy)
 
     def _settle(self, server: RemoteEnvServer) -> None:
         """Receive all answers of a server."""
@@ -352,16 +344,17 @@ class RemoteEnvs(Adapter):
             self._lost(server, error, counts=not server.actor.was_interrupted)
             return None
         except Exception as error:
-            begins = server.has_reported and server.asked[0] in ("created", "begun")
-            if begins and not isinstance(error, ContractError | ConfigError):
-                # The replacement of a lost one could not begin.
-                self._lost(server, error)
-                return None
-            if server.asked.popleft() == "created":
+            server.asked -= 1
+            if not server.begins:
+                raise
+            if not server.has_reported or isinstance(error, ContractError | ConfigError):
                 server.end()
-            raise
-        kind = server.asked.popleft()
-        if kind in ("update", "begun"):
+                raise
+            # The replacement of a lost one could not begin.
+            self._lost(server, error)
+            return None
+        server.asked -= 1
+        if isinstance(answer, ServerUpdate):
             self._take(server, answer)
         return answer
 
