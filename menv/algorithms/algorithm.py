@@ -292,7 +292,7 @@ class Algorithm:
         began = time.perf_counter()
         self._evaluation_runner.begin(self.iteration + 1)
         rollouts = self._rollouts
-        env_steps, agent_steps = rollouts.env_steps, rollouts.agent_steps
+        env_steps, agent_steps = rollouts.counters.env_steps, rollouts.counters.agent_steps
         learners = self._policy_set.learners
         env_trained, agent_trained = learners.env_steps_trained, learners.agent_steps_trained
         times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
@@ -302,7 +302,7 @@ class Algorithm:
         while taken < self._iteration_size:
             progress.enter("sampling")
             before = progress.phase_at
-            sampled_before = rollouts.env_steps, rollouts.agent_steps
+            sampled_before = rollouts.counters.env_steps, rollouts.counters.agent_steps
             size = self._policy_set.sample_size(rollouts.num_envs)
             batch, more = self._accumulator.batch(size, self._sample)
             sampled = time.perf_counter()
@@ -331,11 +331,11 @@ class Algorithm:
                 "sampler_results": sampler_results,
                 "info": learner_info(learned_from, learners.take_custom_metrics()),
                 **self.counts(),
-                "num_env_steps_sampled_this_iter": rollouts.env_steps - env_steps,
-                "num_agent_steps_sampled_this_iter": rollouts.agent_steps - agent_steps,
+                "num_env_steps_sampled_this_iter": rollouts.counters.env_steps - env_steps,
+                "num_agent_steps_sampled_this_iter": rollouts.counters.agent_steps - agent_steps,
                 "num_env_steps_trained_this_iter": learners.env_steps_trained - env_trained,
                 "num_agent_steps_trained_this_iter": learners.agent_steps_trained - agent_trained,
-                "digest": rollouts.digest.hex(),
+                "digest": rollouts.counters.digest.hex(),
                 "inference": self.inference,
                 **self._rollouts.report(),
                 "time_this_iter_s": learned - began,
@@ -349,9 +349,9 @@ class Algorithm:
         """Learn from a batch and return statistics; the two counts are from before it was sampled."""
         rollouts = self._rollouts
         with rollouts.lock:
-            sampled = rollouts.agent_steps - agent_steps
-            ratio = (rollouts.env_steps - env_steps) / sampled if sampled else 1.0
-            return self._policy_set.learners.learn(batch, rollouts.env_steps, ratio)
+            sampled = rollouts.counters.agent_steps - agent_steps
+            ratio = (rollouts.counters.env_steps - env_steps) / sampled if sampled else 1.0
+            return self._policy_set.learners.learn(batch, rollouts.counters.env_steps, ratio)
 
     @property
     def _iteration_size(self) -> int:
@@ -361,8 +361,8 @@ class Algorithm:
         """Return the steps since the start, in the unit of `train_batch_size`."""
         rollouts = self._rollouts
         if self._accumulator.by_rows:
-            return rollouts.agent_steps
-        return rollouts.env_steps + rollouts.steps_under_way
+            return rollouts.counters.agent_steps
+        return rollouts.counters.env_steps + rollouts.steps_under_way
 
     def under_way(self) -> dict[str, Any]:
         """Return how far the run is within its iteration; any thread may ask at any time.
@@ -377,7 +377,7 @@ class Algorithm:
         steps, due = self._steps_sampled() - progress.first_step, self._iteration_size
         return {
             **self.counts(),
-            "num_env_steps_sampled": rollouts.env_steps + rollouts.steps_under_way,
+            "num_env_steps_sampled": rollouts.counters.env_steps + rollouts.steps_under_way,
             "time_total_s": now - progress.started_at,
             "phase": progress.phase,
             "phase_s": now - progress.phase_at,
@@ -402,12 +402,12 @@ class Algorithm:
         rollouts, learners = self._rollouts, self._policy_set.learners
         return {
             "training_iteration": self.iteration,
-            "num_env_steps_sampled": rollouts.env_steps,
-            "num_agent_steps_sampled": rollouts.agent_steps,
+            "num_env_steps_sampled": rollouts.counters.env_steps,
+            "num_agent_steps_sampled": rollouts.counters.agent_steps,
             "num_env_steps_trained": learners.env_steps_trained,
             "num_agent_steps_trained": learners.agent_steps_trained,
-            "timesteps_total": rollouts.env_steps,
-            "agent_timesteps_total": rollouts.agent_steps,
+            "timesteps_total": rollouts.counters.env_steps,
+            "agent_timesteps_total": rollouts.counters.agent_steps,
         }
 
     def evaluate(self) -> EvaluationResult:

@@ -25,7 +25,7 @@ from menv.algorithms.rollouts.environments import (
     input_context,
     make_fragment_limit,
 )
-from menv.algorithms.rollouts.worker_messages import PolicyView, network_policies
+from menv.algorithms.rollouts.worker_messages import PolicyView, WorkerCounters, network_policies
 from menv.algorithms.training.matches import seats_in
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.errors import ConfigError, MenvError
@@ -33,7 +33,6 @@ from menv.metrics import Metrics, Timers
 from menv.offline.recorded_envs import RecordedEnvs
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch
-from menv.sampling.digest import Digest
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler, SamplerState
@@ -88,30 +87,19 @@ class LocalRollouts:
         tell_envs_created(lambda: self.sampler, config, base_env, callbacks, self._placement)
 
     @property
-    def env_steps(self) -> int:
-        return self.sampler.env_steps
+    def counters(self) -> WorkerCounters:
+        """What was sampled so far."""
+        sampler, left_out = self.sampler, self._policy_view.postprocessor.left_out
+        return WorkerCounters(sampler.env_steps, sampler.agent_steps, left_out, sampler.digest)
 
     @property
     def steps_under_way(self) -> int:
-        """Env steps that `env_steps` lacks, as far as they are known; any thread may ask."""
+        """Env steps that `counters` lack, as far as they are known; any thread may ask."""
         return self.sampler.steps_under_way
-
-    @property
-    def agent_steps(self) -> int:
-        return self.sampler.agent_steps
 
     @property
     def idle(self) -> bool:
         return self.sampler.idle
-
-    @property
-    def digest(self) -> Digest:
-        return self.sampler.digest
-
-    @property
-    def left_out(self) -> int:
-        """Rows that could not be learned from."""
-        return self._policy_view.postprocessor.left_out
 
     @property
     def num_envs(self) -> int:
@@ -371,12 +359,12 @@ class BatchAccumulator:
         while not fragments or taken < size:
             rollouts.prepare()
             with rollouts.uninterrupted:
-                before = rollouts.agent_steps
+                before = rollouts.counters.agent_steps
                 batch = sample()
                 if rollouts.idle:
                     return None, 0
                 # Agent steps count, although a few rows are held back until their reward is complete.
-                steps = rollouts.agent_steps - before if self.by_rows else batch.env_steps()
+                steps = rollouts.counters.agent_steps - before if self.by_rows else batch.env_steps()
                 fragments.append((batch, steps))
             taken += fragments[-1][1]
         batches, self._fragments = [batch for batch, _ in fragments], []

@@ -42,7 +42,6 @@ from menv.metrics import Metrics, Timers
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_spec import PolicySpec
 from menv.sample_batch import MultiAgentBatch, SampleBatch
-from menv.sampling.digest import Digest
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import SamplerState
 from menv.workers.convert import to_base_env
@@ -68,12 +67,11 @@ class FragmentQueue:
     """Fragments of one worker that nothing has consumed yet.
 
     Fragments of a lost worker may still wait here. `asked` counts requests without an answer; `error` was raised
-    instead of a fragment; `running` are the running episodes of the worker.
+    instead of a fragment.
     """
 
     def __init__(self) -> None:
         self.asked = 0
-        self.running = 0
         self.error: Exception | None = None
         self.waiting: deque[Fragment] = deque()
 
@@ -134,7 +132,7 @@ class RemoteRollouts:
         self._queues = [FragmentQueue() for _ in range(config.num_workers)]
         self._ahead = config.max_staleness if config.overlap else 0
         # Sums of the consumed fragments, and of the run before a checkpoint.
-        self._counters = WorkerCounters()
+        self.counters = WorkerCounters()
         self._unrolls = 0
         # Whether a fragment of each has arrived and none was consumed.
         self._prepared = False
@@ -145,24 +143,8 @@ class RemoteRollouts:
         self.timers = Timers()
 
     @property
-    def env_steps(self) -> int:
-        return self._counters.env_steps
-
-    @property
     def steps_under_way(self) -> int:
         return sum(queue.waiting_steps for queue in self._queues)
-
-    @property
-    def agent_steps(self) -> int:
-        return self._counters.agent_steps
-
-    @property
-    def left_out(self) -> int:
-        return self._counters.left_out
-
-    @property
-    def digest(self) -> Digest:
-        return self._counters.digest
 
     @property
     def num_envs(self) -> int:
@@ -216,7 +198,7 @@ class RemoteRollouts:
             raise
         if isinstance(answer, Fragment):
             queue.asked -= 1
-            queue.running, self.workers.states[index] = answer.state.running, answer.state
+            self.workers.states[index] = answer.state
             queue.waiting.append(answer)
 
     def _receive_all(self, index: int) -> None:
@@ -230,11 +212,15 @@ class RemoteRollouts:
 
     def _lose(self, index: int, record: dict[str, Any]) -> None:
         """Count the running episodes of a lost worker as faulty."""
-        queue = self._queues[index]
-        for _ in range(queue.running or self._each):
+        for _ in range(self._running(index)):
             self._metrics.record_faulty(record["line"])
         self._metrics.faults.append(record)
-        queue.asked = queue.running = 0
+        self._queues[index].asked = 0
+
+    def _running(self, index: int) -> int:
+        """Return how many episodes a worker plays; a new one plays one in each sub-environment."""
+        state = self.workers.states[index]
+        return self._each if state is None else state.running or self._each
 
     def _call_all(self, method: Callable[[RolloutWorker, *Ts], T], *args: *Ts) -> list[T]:
         """Call a method of each present worker, one after the other."""
@@ -285,10 +271,9 @@ class RemoteRollouts:
     @locked
     def break_off(self) -> None:
         for index in self.workers.kill_busy():
-            queue = self._queues[index]
-            if queue.asked:
-                self._metrics.episodes_not_resumed += queue.running or self._each
-            queue.asked = queue.running = 0
+            if self._queues[index].asked:
+                self._metrics.episodes_not_resumed += self._running(index)
+            self._queues[index].asked = 0
 
     @locked
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
@@ -299,7 +284,7 @@ class RemoteRollouts:
     def state(self) -> SamplerState:
         """Return the state of the episodes; it counts fragments that were sampled ahead, and does not hold them."""
         total = WorkerCounters()
-        for counters in (self._counters, *(one.counters for queue in self._queues for one in queue.waiting)):
+        for counters in (self.counters, *(one.counters for queue in self._queues for one in queue.waiting)):
             total.add(counters)
         states = [state for state in self.workers.states if state is not None]
         return joined_state(states, total, self._unrolls)
@@ -316,7 +301,7 @@ class RemoteRollouts:
         self._begin_again(state, split_state(state, len(self.workers), self._each), self.workers.seed)
 
     def _begin_again(self, state: SamplerState, shares: Sequence[SamplerState | None], seed: int) -> None:
-        self._counters, self._unrolls, self._prepared = WorkerCounters.of(state), state.pieces, False
+        self.counters, self._unrolls, self._prepared = WorkerCounters.of(state), state.pieces, False
         self._queues = [FragmentQueue() for _ in self._queues]
         self.workers.start_from(seed, shares)
 
@@ -345,7 +330,7 @@ class RemoteRollouts:
 
     def _together(self, fragments: Mapping[int, Fragment]) -> MultiAgentBatch:
         for index, fragment in fragments.items():
-            self._counters.add(fragment.counters)
+            self.counters.add(fragment.counters)
             self._metrics.absorb(fragment.metrics)
             self.timers.add(fragment.timers)
             self._policy_sync.merge_filters(fragment.filters)

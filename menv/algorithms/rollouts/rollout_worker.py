@@ -80,9 +80,8 @@ class RolloutWorker(LocalRollouts):
         self.sampler.explore = explore
         with collect_warnings() as faults:
             batch = self.sample()
-        counted = WorkerCounters(
-            self.env_steps, self.agent_steps, self.left_out, Digest(*self.digest.state())
-        )
+        counted = self.counters
+        counted.digest = Digest(*counted.digest.state())
         counters, self._counted = counted.since(self._counted), counted
         now = self.sampler.state()
         state = SamplerState(steps=now.steps, begun=now.begun, running=now.running)

@@ -197,7 +197,7 @@ class Checkpoints:
         recipe = self.policy_set.learners.recipes.get(policy_id)
         return {
             "algorithm": None if recipe is None else recipe.name,
-            "env_steps": int(self.rollouts.env_steps),
+            "env_steps": int(self.rollouts.counters.env_steps),
             "iterations": self.progress.iteration,
         }
 

@@ -334,7 +334,7 @@ class ExternalClients:
                 **status,
                 "num_off_policy_steps": writer.off_policy_rows,
                 "num_stale_steps": writer.stale_rows,
-                "num_agent_steps_left_out": self._rollouts.left_out,
+                "num_agent_steps_left_out": self._rollouts.counters.left_out,
             }
         }
 
