@@ -363,7 +363,7 @@ class EvaluationWorkers:
         if self._workers is None:
             self._workers = WorkerGroup(
                 EvaluationWorker, self._settings, self._policy_sync, self._seed, self._engine,
-                self._settings.num_envs_per_worker, self._lose, label="evaluation worker",
+                self._settings.num_envs_per_worker, self._metrics, label="evaluation worker",
                 first=self._first, declared=self._declared,
             )  # fmt: skip
         elif policy_map is not self._playing:
@@ -376,11 +376,6 @@ class EvaluationWorkers:
         self._policy_sync.mark_sent()
         self._playing = policy_map
         return self._workers
-
-    def _lose(self, _index: int, record: dict[str, Any]) -> None:
-        for _ in range(self._settings.num_envs_per_worker):
-            self._metrics.record_faulty(record["line"])
-        self._metrics.faults.append(record)
 
 
 def sealed(settings: AlgorithmConfig) -> WorkerSettings | None:

@@ -66,12 +66,10 @@ def locked(method: F) -> F:
 class FragmentQueue:
     """Fragments of one worker that nothing has consumed yet.
 
-    Fragments of a lost worker may still wait here. `asked` counts requests without an answer; `error` was raised
-    instead of a fragment.
+    Fragments of a lost worker may still wait here. `error` was raised instead of a fragment.
     """
 
     def __init__(self) -> None:
-        self.asked = 0
         self.error: Exception | None = None
         self.waiting: deque[Fragment] = deque()
 
@@ -126,7 +124,7 @@ class RemoteRollouts:
         self._each = num_envs
         self._policy_sync = PolicySync(policy_view)
         self.workers = WorkerGroup(
-            RolloutWorker, config, self._policy_sync, seed, engine, num_envs, self._lose, early,
+            RolloutWorker, config, self._policy_sync, seed, engine, num_envs, metrics, early,
             declared=declared, leaves_out=True,
         )  # fmt: skip
         self._queues = [FragmentQueue() for _ in range(config.num_workers)]
@@ -180,26 +178,16 @@ class RemoteRollouts:
 
     def _ask(self, index: int, due: int) -> None:
         """Let so many fragments of a worker be under way."""
-        queue, number = self._queues[index], self._policy_sync.version if self._ahead else None
-        # An interrupted call may have received answers, and a worker may be created again.
-        queue.asked = min(queue.asked, self.workers.pending(index))
-        while queue.asked < due:
+        number = self._policy_sync.version if self._ahead else None
+        while self.workers.due(index, RolloutWorker.fragment) < due:
             self.workers.ask(index, RolloutWorker.fragment, number, self._config.explore)
-            queue.asked += 1
 
     def _receive(self, index: int) -> None:
         """Wait for the next answer of a worker."""
-        queue = self._queues[index]
-        try:
-            answer = self.workers.answer(index)
-        except Exception:
-            # An error is an answer too.
-            queue.asked -= 1
-            raise
+        answer = self.workers.answer(index)
         if isinstance(answer, Fragment):
-            queue.asked -= 1
             self.workers.states[index] = answer.state
-            queue.waiting.append(answer)
+            self._queues[index].waiting.append(answer)
 
     def _receive_all(self, index: int) -> None:
         """Wait for the fragments of a worker that are under way."""
@@ -209,18 +197,6 @@ class RemoteRollouts:
             except Exception as error:
                 # Raised with the next fragment.
                 self._queues[index].error = error
-
-    def _lose(self, index: int, record: dict[str, Any]) -> None:
-        """Count the running episodes of a lost worker as faulty."""
-        for _ in range(self._running(index)):
-            self._metrics.record_faulty(record["line"])
-        self._metrics.faults.append(record)
-        self._queues[index].asked = 0
-
-    def _running(self, index: int) -> int:
-        """Return how many episodes a worker plays; a new one plays one in each sub-environment."""
-        state = self.workers.states[index]
-        return self._each if state is None else state.running or self._each
 
     def _call_all(self, method: Callable[[RolloutWorker, *Ts], T], *args: *Ts) -> list[T]:
         """Call a method of each present worker, one after the other."""
@@ -270,10 +246,9 @@ class RemoteRollouts:
 
     @locked
     def break_off(self) -> None:
+        samples = [bool(self.workers.due(i, RolloutWorker.fragment)) for i in range(len(self.workers))]
         for index in self.workers.kill_busy():
-            if self._queues[index].asked:
-                self._metrics.episodes_not_resumed += self._running(index)
-            self._queues[index].asked = 0
+            self._metrics.episodes_not_resumed += samples[index] * self.workers.running(index)
 
     @locked
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:

@@ -36,9 +36,10 @@ from menv.errors import (
     WorkerLostError,
     first_clause,
 )
+from menv.metrics import Metrics
 from menv.policy import Policy, weights_of
 from menv.sampling.sampler import SamplerState
-from menv.workers.engine import Engine, RemoteActor, T, Ts, in_a_line
+from menv.workers.engine import CREATE, Engine, RemoteActor, T, Ts, in_a_line
 from menv.workers.messages import sealed
 from menv.workers.registered_envs import known_here
 
@@ -146,9 +147,8 @@ class WorkerGroup:
 
     `make` creates a worker from its `WorkerInit`. `early` are processes that the engine has started already and that
     hold no worker, `first` the settings before callbacks received the algorithm, `declared` the spaces of the driver's
-    environment. `on_lost` gets the index of a lost worker, and its crash record, before it is replaced. With
-    `leaves_out` the group continues without workers that Ray has no room for: they are `absent` until it has.
-    `lost` counts replaced workers.
+    environment. `metrics` record the episodes of lost workers as faulty. With `leaves_out` the group continues without
+    workers that Ray has no room for: they are `absent` until it has. `lost` counts replaced workers.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class WorkerGroup:
         seed: int,
         engine: Engine,
         num_envs: int,
-        on_lost: Callable[[int, Any], None],
+        metrics: Metrics,
         early: Sequence[RemoteActor] = (),
         *,
         label: str = "worker",
@@ -178,7 +178,7 @@ class WorkerGroup:
         self._policy_sync = policy_sync
         self._engine = engine
         self._each = num_envs
-        self._on_lost = on_lost
+        self._metrics = metrics
         self._label = label
         self._declared = declared or {}
         self._leaves_out = leaves_out
@@ -186,7 +186,9 @@ class WorkerGroup:
         self._warned: set[str] = set()
         # Errors of each worker since its last answer, the first cause first.
         self._errors: list[list[WorkerLostError]] = [[] for _ in range(count)]
-        # Workers that have answered since they were created, and workers that replace a lost one.
+        # The latest requests to each, at least those without an answer.
+        self._asked: list[list[str]] = [[CREATE] for _ in range(count)]
+        # Workers that have answered since they were created, and those that took the place of a lost one.
         self._ready: set[int] = set()
         self._recreated: set[int] = set()
         # Workers that are created before their next request, and whether in another process.
@@ -223,6 +225,16 @@ class WorkerGroup:
         """Return how many answers of a worker are due, those to its creation included."""
         return 0 if index in self._outdated else self._actors[index].pending
 
+    def due(self, index: int, method: Callable[..., object]) -> int:
+        """Return how many answers of a method are due."""
+        pending = self.pending(index)
+        return self._asked[index][-pending:].count(method.__name__) if pending else 0
+
+    def running(self, index: int) -> int:
+        """Return how many episodes a worker plays; a new one plays one in each sub-environment."""
+        state = self.states[index]
+        return self._each if state is None else state.running or self._each
+
     def ask(self, index: int, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         """Request a call of a worker's method."""
         if index in self._outdated:
@@ -231,8 +243,11 @@ class WorkerGroup:
             else:
                 self._ready.discard(index)
                 self._actors[index].create(self._make, self._worker_init(index))
+                self._asked[index].append(CREATE)
                 del self._outdated[index]
         self._actors[index].ask(method, *args)
+        # Answers come in the order of the requests.
+        self._asked[index] = [*self._asked[index], method.__name__][-self._actors[index].pending :]
 
     def answer(self, index: int) -> Any:
         """Return a worker's next answer.
@@ -313,6 +328,7 @@ class WorkerGroup:
         self._ready.discard(index)
         label = f"{self._label} {index + 1}"
         self._actors[index] = self._engine.start(self._make, self._worker_init(index), label=label)
+        self._asked[index] = [CREATE]
         del self._outdated[index]
 
     def _worker_init(self, index: int) -> WorkerInit:
@@ -346,7 +362,9 @@ class WorkerGroup:
         # An interruption of this process is not the worker's fault.
         blamed, errors = not self._actors[index].was_interrupted, self._errors[index]
         fault = EnvFault(index, 0, WORKER, in_a_line(str(error)), (type(error).__name__, "", 0))
-        self._on_lost(index, {**fault.described(), "actions": None})
+        for _ in range(self.running(index)):
+            self._metrics.record_faulty(fault.line)
+        self._metrics.faults.append({**fault.described(), "actions": None})
         self.lost += 1
         self._recreated.add(index)
         # The next one must not repeat the numbers that this one may have been lost with.
