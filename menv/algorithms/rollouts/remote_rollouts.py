@@ -319,7 +319,10 @@ class RemoteRollouts:
             pieces = found[name].segments
             pieces.unroll_id = np.arange(self._unrolls, self._unrolls + len(pieces.lengths))
             self._unrolls += len(pieces.lengths)
-        self._measure(found)
+        if self._ahead:
+            # Empty where all rows sampled ahead are of a removed policy.
+            acted = [rows[SampleBatch.WEIGHTS_SEQ_NO] for rows in found.policy_batches.values()]
+            self.staleness += [self._policy_sync.version - numbers for numbers in acted]
         together = MultiAgentBatch({name: found[name] for name in order}, found.env_steps())
         if self._config.overlap:
             # Workers left the values to these networks, which have learned since.
@@ -327,12 +330,6 @@ class RemoteRollouts:
             self._policy_view.postprocessor.complete_deferred(together)
             self.timers.complete += perf_counter() - before
         return together
-
-    def _measure(self, batch: MultiAgentBatch) -> None:
-        if self._ahead:
-            # Empty where all rows sampled ahead are of a removed policy.
-            for rows in batch.policy_batches.values():
-                self.staleness.append(self._policy_sync.version - rows[SampleBatch.WEIGHTS_SEQ_NO])
 
 
 def _own(batch: MultiAgentBatch) -> MultiAgentBatch:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -42,16 +42,6 @@ class PolicyUpdate(NamedTuple):
     def empty(self) -> bool:
         return not (self.weights or self.connectors or self.filters or self.table)
 
-    def of(self, policy_ids: Collection[str]) -> PolicyUpdate:
-        """Return the part about some policies."""
-        weights, connectors, filters, table = self
-        return PolicyUpdate(
-            {name: own for name, own in weights.items() if name in policy_ids},
-            {name: own for name, own in connectors.items() if name in policy_ids},
-            {name: own for name, own in filters.items() if name in policy_ids},
-            table,
-        )
-
 
 @dataclass(eq=False, repr=False)
 class PolicyView:
@@ -66,21 +56,23 @@ class PolicyView:
     postprocessor: BatchPostprocessor
 
     def take(self, update: PolicyUpdate) -> None:
-        """Apply an update; running agent episodes keep their stacked frames."""
-        # The replacement of a lost worker lacks policies that were removed since.
-        update = update.of(self.policies)
+        """Apply an update; running agent episodes keep their stacked frames.
+
+        The replacement of a lost worker lacks policies that were removed since.
+        """
         if update.table is not None:
             self.policy_map.table = update.table
-        networks = network_policies(self.policies)
         for policy_id, own in update.connectors.items():
-            policy = networks[policy_id]
-            carry_frames(policy.networks.connectors[policy.index].agent, own.agent)
-            policy.networks.connectors[policy.index] = own
+            policy = self.policies.get(policy_id)
+            if isinstance(policy, NetworkPolicy):
+                carry_frames(policy.networks.connectors[policy.index].agent, own.agent)
+                policy.networks.connectors[policy.index] = own
         for policy_id, weights in update.weights.items():
-            self.policies[policy_id].set_weights(weights)
+            if policy_id in self.policies:
+                self.policies[policy_id].set_weights(weights)
         mine = synced_filters(self.policies)
         for policy_id, filters in update.filters.items():
-            for position, theirs in filters:
+            for position, theirs in filters if policy_id in mine else ():
                 mine[policy_id][position].sync(theirs)
 
 
