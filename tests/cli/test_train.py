@@ -12,7 +12,6 @@ import pytest
 
 import menv
 from menv.algorithms import DQN, PPO, PPOConfig
-from menv.algorithms.config import zoo
 from menv.cli.main import main
 from menv.errors import ConfigError
 from menv.tracking import Run
@@ -73,7 +72,7 @@ def test_settings_of_files_and_keys_are_put_over_each_other(folder: Path) -> Non
 def test_settings_of_the_zoo_are_used_under_those_of_the_user_and_recorded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(zoo, "ZOO", folder / "zoo")
+    monkeypatch.setattr("menv.algorithms.config.zoo.ZOO", folder / "zoo")
     (folder / "zoo").mkdir()
     (folder / "zoo" / "halls.toml").write_text(
         'envs = ["corridors:Cor*"]\n[PPO]\nenv_steps = 64\ngamma = 0.5\nlr = 0.1\nmodel.fcnet_hiddens = [4]\n'

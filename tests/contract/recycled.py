@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from menv.workers.engine import Engine, EngineName, RemoteActor, T
+from tests.engines.peers import Engine, EngineName, RemoteActor, T
 
 
 class RecycledEngine(Engine):

@@ -9,10 +9,9 @@ from typing import Any
 
 from menv import to_base_env
 from menv.base_env import BaseEnv
-from menv.workers.engine import Engine, EngineName, RemoteActor
-from menv.workers.engines import make_engine
 from tests.contract.recycled import RecycledEngine
 from tests.contract.scripted import Script, ScriptedEnv, SoloGym
+from tests.engines.peers import Engine, EngineName, RemoteActor, make_engine
 
 LOCK_STEP = 99_999_999
 _POOLS: dict[EngineName, list[RemoteActor]] = {"process": [], "ray": []}

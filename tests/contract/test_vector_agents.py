@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 from menv import CallOrderError, ConfigError, ContractError, VectorMultiAgentEnv, check_env, to_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
-from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
-from menv.sampling.fragment_limit import FragmentLimit
-from menv.sampling.sampler import Sampler
 from tests.contract.scripted import ACTIONS, AGENTS, OBS, TOGETHER, TURNS, Moment, Script, ScriptedEnv
-from tests.properties.schedules import UNITS, as_found, by_agent, paid_in, policy_group, scripts
+from tests.properties.schedules import UNITS, as_found, by_agent, paid_in, sampler, scripts
 
 COMES_AND_GOES: Script = [
     [
@@ -138,8 +135,7 @@ def test_worlds_as_arrays_give_the_rows_of_worlds_one_by_one(
 def test_no_reward_of_worlds_as_arrays_is_lost(script: Script, length: int) -> None:
     worlds = games(script)
     mapping = PolicyMap(["even", "odd"], [("b", "odd"), ("*", "even")])
-    base_env, limit = to_base_env(Stacked(worlds)), FragmentLimit(length, lockstep=True)
-    loop = Sampler(base_env, mapping, [policy_group("networks")], limit, metrics=Metrics(), seed=0)
+    loop = sampler(to_base_env(Stacked(worlds)), "networks", length, mapping=mapping, lockstep=True)
     batches = [loop.sample() for _ in range(-(-30 // length))]
     got = paid_in(batches)
     got.update(by_agent(loop.held_rewards()))

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from menv.workers.engine import Engine
-from menv.workers.engines import make_engine
+from tests.engines.peers import Engine, make_engine
 from tests.engines.processes import eventually, lives
 
 

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,21 +16,18 @@ import numpy as np
 import pytest
 
 from menv.errors import ConfigError, EnvFaultWarning, NoRoomError
-from menv.workers.engine import Engine, RemoteActor, RemoteError, RemoteTraceback, Ts
-from menv.workers.engines import make_engine
-from menv.workers.messages import UnsendableError
-from menv.workers.process_engine import ProcessEngine
 from tests.engines.homes import Counter, Stubborn, Unmakeable, raise_secret
+from tests.engines.peers import (
+    Engine,
+    RemoteActor,
+    RemoteError,
+    RemoteTraceback,
+    UnsendableError,
+    asked,
+    make_engine,
+    started,
+)
 from tests.engines.processes import PATIENCE_S, eventually, files_left, lives, open_files
-
-
-def started(
-    engine: Engine, make: Callable[..., Any] = Counter, *args: Any, label: str = "worker 1"
-) -> RemoteActor:
-    """Return a peer whose object is there."""
-    peer = engine.start(make, *args, label=label)
-    assert peer.answer() is None
-    return peer
 
 
 @pytest.fixture(scope="module", params=["process", pytest.param("ray", marks=pytest.mark.slow)])
@@ -43,11 +40,6 @@ def there(request: pytest.FixtureRequest) -> Iterator[RemoteActor]:
     yield peer
     assert peer.pending == 0
     engine.stop(grace=1.0)
-
-
-def asked(peer: RemoteActor, method: Callable[[Any, *Ts], object], *args: *Ts) -> Any:
-    peer.ask(method, *args)
-    return peer.answer()
 
 
 def test_an_object_lives_in_another_process_and_keeps_what_it_knows(engine: Engine) -> None:
@@ -106,7 +98,7 @@ def test_a_parcel_is_packed_once_and_sent_to_many(engine: Engine) -> None:
 
 
 def test_large_arrays_need_no_open_files_and_are_writable() -> None:
-    engine = ProcessEngine()
+    engine = make_engine("process")
     peer = started(engine)
     parcel = engine.put(np.full(10_000, -1))
     with files_left(0):
@@ -120,7 +112,7 @@ def test_large_arrays_need_no_open_files_and_are_writable() -> None:
 
 @pytest.mark.parametrize("free", [0, 2, 5])
 def test_a_process_without_free_file_descriptors_is_named(free: int) -> None:
-    engine, there = ProcessEngine(), open_files()
+    engine, there = make_engine("process"), open_files()
     with files_left(free), pytest.raises(NoRoomError, match="worker 1"):
         started(engine)
     # Nothing is left open, and there is room again. A file of an earlier test may have been closed in the meantime.
@@ -275,7 +267,7 @@ def test_an_engine_can_be_used_again_after_it_was_stopped(engine: Engine) -> Non
 def test_an_unknown_engine_is_refused_and_none_takes_ray_where_it_is() -> None:
     with pytest.raises(ConfigError, match=re.escape("got 'rray', expected one of ('process', 'ray')")):
         make_engine("rray")  # type: ignore[arg-type]
-    assert isinstance(make_engine("process"), ProcessEngine)
+    assert make_engine("process").name == "process"
 
 
 @pytest.mark.parametrize(("module", "name", "value"), [(sys, "platform", "win32"), (os, "name", "nt")])

@@ -5,13 +5,13 @@ import itertools
 import pytest
 
 from menv.errors import WorkerLostError
-from menv.workers.process_engine import ProcessEngine
 from tests.engines.homes import Counter
+from tests.engines.peers import make_engine
 from tests.interrupting import raised_at
 
 
 def test_a_process_lost_to_an_interrupt_is_reported_as_interrupted() -> None:
-    engine = ProcessEngine()
+    engine = make_engine("process")
     try:
         peer = engine.start(Counter, label="worker 1")
         peer.answer()

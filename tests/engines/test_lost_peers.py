@@ -8,11 +8,9 @@ import time
 import pytest
 
 from menv.errors import WorkerLostError
-from menv.workers.engine import Engine, RemoteActor
-from menv.workers.engines import make_engine
 from tests.engines.homes import Counter
+from tests.engines.peers import Engine, RemoteActor, asked, make_engine, started
 from tests.engines.processes import PATIENCE_S, children, descriptors, eventually, lives
-from tests.engines.test_engines import asked, started
 
 WAYS = {
     "killed": "SIGKILL",

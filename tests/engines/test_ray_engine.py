@@ -8,9 +8,8 @@ import pytest
 import ray
 
 from menv.errors import NoRoomError
-from menv.workers.engine import RemoteActor
-from menv.workers.ray_engine import RayEngine
 from tests.engines.homes import Counter
+from tests.engines.peers import RemoteActor, make_engine
 from tests.engines.processes import driver, eventually, ran
 
 
@@ -36,14 +35,14 @@ def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever() -> None
     # Ray frees the CPUs of an actor only after its process has ended; those of earlier tests count until then.
     cluster: Any = ray
     eventually(lambda: cluster.available_resources().get("CPU") == 4.0)
-    engine = RayEngine(3.0, patience=8.0)
+    engine = make_engine("ray", cpus=3.0, patience=8.0)
     crowd = [engine.start(Counter, label=f"worker {index}") for index in range(2)]
     try:
         # Ray gives room in an order of its own.
         (without,) = [peer for peer in crowd if "NoRoom" in outcome(peer)]
         assert re.search(r"worker \d: has waited \d+ s for 3 CPU; the cluster has 4, 1 of", outcome(without))
         next(peer for peer in crowd if peer is not without).kill()
-        again = RayEngine(3.0, patience=60.0)
+        again = make_engine("ray", cpus=3.0, patience=60.0)
         assert outcome(again.start(Counter, label="worker 3")) == "None"
         again.stop()
     finally:

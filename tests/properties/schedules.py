@@ -24,7 +24,7 @@ from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.custom_policies import CustomPolicyStrategy
-from menv.sampling.fragment_limit import FragmentLimit
+from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit, WholeEpisodeLimit
 from menv.sampling.policy_group import NetworkStrategy, PolicyGroup
 from menv.sampling.sampler import Sampler
 from tests.contract.scripted import ACTIONS, AGENTS, OBS, Moment, Seen, all_seen, seen
@@ -137,19 +137,28 @@ def policy_group(kind: str, policies: Sequence[str] = ("even", "odd")) -> Policy
 
 
 def sampler(
-    base_env: BaseEnv, kind: str, limit: Any, seed: int = 0, first_index: int = 0, **quota: Any
-) -> Sampler:
-    """Return a sampler whose fragments have so many steps, or end where a limit of another kind says."""
-    mapping = PolicyMap(["even", "odd"], lambda agent_id: "odd" if agent_id in ("b", "d") else "even")
-    return Sampler(
-        to_base_env(base_env),
-        mapping,
-        [policy_group(kind)],
-        FragmentLimit(limit, **quota) if isinstance(limit, int) else limit,
-        metrics=Metrics(),
-        seed=seed,
-        first_index=first_index,
+    base_env: BaseEnv, kind: str, length: int, seed: int = 0, *, first_index: int = 0, mapping: Any = None,
+    metrics: Metrics | None = None, limit: Any = FragmentLimit, **quota: Any,
+) -> Sampler:  # fmt: skip
+    """Return a sampler whose fragments have so many steps; "b" and "d" are odd unless a mapping says otherwise."""
+    mapping = mapping or PolicyMap(
+        ["even", "odd"], lambda agent_id: "odd" if agent_id in ("b", "d") else "even"
     )
+    return Sampler(
+        to_base_env(base_env), mapping, [policy_group(kind, list(mapping.specs))], limit(length, **quota),
+        metrics=metrics or Metrics(), seed=seed, first_index=first_index,
+    )  # fmt: skip
+
+
+def sampler_of_callers(base_env: BaseEnv, kind: str, length: int, **quota: Any) -> tuple[Sampler, Any]:
+    """Return a sampler of applications that call, and its limit."""
+    limit = ExternalFragmentLimit(length, **quota)
+    return sampler(base_env, kind, length, limit=lambda _: limit), limit
+
+
+def sampler_of_whole_episodes(base_env: BaseEnv, length: int, **settings: Any) -> Sampler:
+    """Return a sampler whose fragments hold whole episodes."""
+    return sampler(base_env, "networks", length, limit=WholeEpisodeLimit, **settings)
 
 
 class Row(NamedTuple):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from menv import ExternalMultiAgentEnv, to_base_env
 from menv.base_env import ALL
-from menv.sampling.fragment_limit import ExternalFragmentLimit
 from tests.contract.scripted import ACTIONS, OBS, Moment, Script, ScriptedEnv, Seen, seen
 from tests.properties.schedules import (
     UNITS,
@@ -21,7 +20,7 @@ from tests.properties.schedules import (
     by_agent,
     check_memory,
     paid_in,
-    sampler,
+    sampler_of_callers,
     scripts,
     trajectories,
 )
@@ -101,8 +100,7 @@ class Run:
         base_env: Any = to_base_env(self.env)
         base_env.observation_space, base_env.action_space = OBS, ACTIONS
         base_env.idle_timeout = 0.02
-        limits = ExternalFragmentLimit(length, **quota)
-        self.sampler = sampler(base_env, kind, limits)
+        self.sampler, limits = sampler_of_callers(base_env, kind, length, **quota)
         players = [
             threading.Thread(target=self._play, args=(self.games[n::threads],)) for n in range(threads)
         ]

@@ -16,11 +16,9 @@ from menv import to_base_env
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch
-from menv.sampling.fragment_limit import FragmentLimit, WholeEpisodeLimit
-from menv.sampling.sampler import Sampler
 from menv.vector_env import VectorEnv
 from tests.contract.scripted import SOLO, Moment, Script, SoloGym
-from tests.properties.schedules import Row, as_found, policy_group, trajectories
+from tests.properties.schedules import Row, as_found, sampler, sampler_of_whole_episodes, trajectories
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 KINDS = ["gym", "vector", *MODES]
@@ -55,10 +53,11 @@ class Run:
         base_env = to_base_env(self.env(kind), self.made.__getitem__, envs if kind == "gym" else 1, seed=SEED)
         mapping = PolicyMap(["even"], None if short else lambda agent_id: "even")
         self.metrics = Metrics(10_000)
-        quota = WholeEpisodeLimit(length) if whole else FragmentLimit(length, lockstep=base_env.lockstep)
-        self.loop = Sampler(
-            base_env, mapping, [policy_group("networks", ["even"])], quota, metrics=self.metrics, seed=SEED
-        )
+        same: Any = {"mapping": mapping, "metrics": self.metrics, "seed": SEED}
+        if whole:
+            self.loop = sampler_of_whole_episodes(base_env, length, **same)
+        else:
+            self.loop = sampler(base_env, "networks", length, lockstep=base_env.lockstep, **same)
 
     def env(self, kind: str) -> Any:
         if kind == "gym":

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from menv.algorithms import PPO
 from menv.errors import ContractError
 from menv.sample_batch import MultiAgentBatch, SampleBatch
-from menv.sampling import fragment_limit
-from menv.sampling.digest import Digest
 from tests.contract.scripted import SOLO, Script
 from tests.inside import sampler
 from tests.properties.test_vectorised import KINDS, Run, common, earned, quick, solo_scripts
+from tests.sampling.test_digest import digest_of
 from tests.worlds import TWO, Alone, InStep
 
 LENGTHS = [2, 3, 7]
@@ -125,8 +124,7 @@ def test_the_rows_are_those_of_a_run_whose_fragments_cut_episodes(kind: str, sho
     one, other = whole.lived(10), cut.lived(20)
     assert common(one, other) == whole.loop.digest.rows
     episodes = np.concatenate([batch["even"].segments.eps_id for batch in whole.batches])
-    digest = Digest()
-    digest.take(rows_of(cut.batches, episodes))
+    digest = digest_of(rows_of(cut.batches, episodes))
     assert digest == whole.loop.digest
     assert digest.rows >= 120
 
@@ -191,7 +189,7 @@ def test_rows_that_wait_keep_what_they_were_drawn_from() -> None:
 def test_waiting_for_the_end_of_an_endless_episode_is_refused(
     short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fragment_limit, "LONGEST", 100)
+    monkeypatch.setattr("menv.sampling.fragment_limit.LONGEST", 100)
     more: Any = (
         {} if short else {"multiagent": {"policies": ["p", "q"], "policy_mapping_fn": lambda agent: "p"}}
     )
@@ -237,7 +235,7 @@ def test_training_learns_from_whole_episodes_alone(more: dict[str, Any], steps: 
 
 
 def test_an_interrupted_fragment_makes_no_later_episode_endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragment_limit, "LONGEST", 20)
+    monkeypatch.setattr("menv.sampling.fragment_limit.LONGEST", 20)
     env = clocks([2, 3, 40])
     with training(env, 3) as algo:
         while env.envs[2].at < 30:

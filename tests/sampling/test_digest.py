@@ -13,7 +13,6 @@ from menv import to_base_env
 from menv.algorithms import PPO
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest
-from menv.sampling.fragment_limit import FragmentLimit
 from tests.contract.scripted import IRREGULAR, SOLO, TOGETHER, TURNS, Moment, Script, ScriptedEnv, SoloGym
 from tests.interrupting import raised_at
 from tests.properties.schedules import sampler
@@ -38,7 +37,7 @@ def played(
     for worlds in splits:
         envs = [make(script, world) for world in worlds]
         base_env = to_base_env(envs[0], envs.__getitem__, len(envs), seed=seed, first_index=worlds[0])
-        loop = sampler(base_env, kind, FragmentLimit(length), seed=seed, first_index=worlds[0])
+        loop = sampler(base_env, kind, length, seed=seed, first_index=worlds[0])
         for _ in range(STEPS // length):
             loop.sample()
         whole.add(loop.digest)
@@ -75,7 +74,7 @@ def test_the_place_among_all_sub_environments_counts() -> None:
     """Without a seed these environments are the same in every place; their rows are not."""
     digests = set()
     for first in (0, 2):
-        loop = sampler(to_base_env(ScriptedEnv(TURNS)), "networks", FragmentLimit(20), first_index=first)
+        loop = sampler(to_base_env(ScriptedEnv(TURNS)), "networks", 20, first_index=first)
         loop.sample()
         digests.add(loop.digest.hex())
     assert len(digests) == 2
@@ -95,7 +94,7 @@ def test_a_result_holds_the_digest_of_the_run_so_far() -> None:
 
 def sampled(script: Script = TOGETHER, world: int = 0) -> MultiAgentBatch:
     base_env = to_base_env(make(script, world), lambda index: make(script, world + index), 3, seed=1)
-    return sampler(base_env, "networks", FragmentLimit(42)).sample()
+    return sampler(base_env, "networks", 42).sample()
 
 
 def digest_of(*batches: SampleBatch) -> Digest:
@@ -230,7 +229,7 @@ def test_a_digest_continues_from_its_state() -> None:
 
 def test_each_trajectory_of_an_agent_has_a_unique_key_that_is_the_same_in_every_episode() -> None:
     base_env = to_base_env(make(LIVES, 0))
-    batch = sampler(base_env, "networks", FragmentLimit(21)).sample()["even"]
+    batch = sampler(base_env, "networks", 21).sample()["even"]
     pieces = batch.segments
     lives: dict[int, list[int]] = {}
     for episode, life in zip(pieces.eps_id.tolist(), pieces.life.tolist(), strict=True):

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from menv.algorithms.rollouts.remote_rollouts import RemoteRollouts
-from menv.algorithms.rollouts.worker_group import WorkerGroup
 from menv.errors import EnvFaultWarning
 from tests.interrupting import raised_at
 from tests.workers.crews import running
+from tests.workers.drivers import ROLLOUTS, WORKERS
 
 EVERY = 59
 """Instructions from one interrupt to the next; a prime number, so that each falls elsewhere in a loop."""
@@ -23,9 +22,9 @@ NEWCOMER = {"policy_mapping_fn": lambda *args, **kwargs: "newcomer"}
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Answers that are still waited for before Ctrl-C, once; [] for none."""
     left: list[int] = []
-    answer = WorkerGroup.answer
+    answer = WORKERS.answer
 
-    def answer_or_interrupt(self: WorkerGroup, index: int) -> Any:
+    def answer_or_interrupt(self: Any, index: int) -> Any:
         if left:
             left[0] -= 1
             if left[0] < 0:
@@ -33,7 +32,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 raise KeyboardInterrupt
         return answer(self, index)
 
-    monkeypatch.setattr(WorkerGroup, "answer", answer_or_interrupt)
+    monkeypatch.setattr(WORKERS, "answer", answer_or_interrupt)
     return left
 
 
@@ -95,9 +94,9 @@ def test_ctrl_c_drops_no_fragment_that_was_counted(
         expected = undisturbed.train()
     with running(2, **settings) as algo:
         algo.train()
-        joined = RemoteRollouts._together
+        joined = ROLLOUTS._together
         for _ in range(2):
-            monkeypatch.setattr(RemoteRollouts, "_together", interrupted_after(joined))
+            monkeypatch.setattr(ROLLOUTS, "_together", interrupted_after(joined))
             with pytest.raises(KeyboardInterrupt):
                 algo.train()
             monkeypatch.undo()

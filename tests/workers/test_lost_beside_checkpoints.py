@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from menv.algorithms import PPO
-from menv.algorithms.rollouts.remote_rollouts import RemoteRollouts
-from menv.algorithms.rollouts.worker_group import WorkerGroup
 from menv.errors import EnvCrashError, WorkerLostError
 from tests.workers.crews import running, same, weights_of
+from tests.workers.drivers import ROLLOUTS, WORKERS
 from tests.workers.test_lost_workers import kill
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
@@ -25,7 +24,7 @@ def test_a_worker_that_is_lost_while_a_checkpoint_is_taken_up_counts_what_was_sa
     with running(2) as algo:
         before = [algo.train() for _ in range(3)][-1]
         algo.save(tmp_path)
-        owner = WorkerGroup if moment == "call" else RemoteRollouts
+        owner = WORKERS if moment == "call" else ROLLOUTS
         method = getattr(owner, moment)
 
         def kill_afterwards(workers: Any, *args: Any) -> Any:
