@@ -58,9 +58,15 @@ def test_agents_are_counted_and_instances_do_not_share_the_list() -> None:
     assert Declared().possible_agents == ["ann", "bob"]
 
 
-def test_ids_of_the_classic_interface_are_known() -> None:
+def with_ids(*ids: int) -> MultiAgentEnv:
+    """Return an environment that names its agents as those of RLlib did."""
     env = MultiAgentEnv()
-    env._agent_ids = {1, 2}
+    env._agent_ids = {*ids}
+    return env
+
+
+def test_ids_of_the_classic_interface_are_known() -> None:
+    env = with_ids(1, 2)
     env.action_space = SMALL
     assert env.get_agent_ids() == {1, 2}
     assert set(env.action_space_sample()) == {1, 2}
@@ -72,8 +78,7 @@ class Cart:
 
 @pytest.mark.parametrize("inner", [gym.Env, Cart])
 def test_objects_that_a_classic_environment_keeps_in_agents_are_not_ids(inner: type[Any]) -> None:
-    env = MultiAgentEnv()
-    env._agent_ids = {0, 1}
+    env = with_ids(0, 1)
     env.agents = [inner(), inner()]
     assert env.get_agent_ids() == {0, 1}
 

@@ -31,6 +31,21 @@ def league_of(algo: PPO) -> Any:
     return algo._league
 
 
+def add_games(league: Any, *games: tuple[str, str, float, float], times: int = 1) -> None:
+    """Add games: learner, opponent and their returns."""
+    for game in games * times:
+        league._add_game(*game)
+
+
+def choose(league: Any, iterations: int, playing: set[str]) -> list[dict[str, Any]]:
+    """Return who has which seat after each choice of opponents."""
+    chosen = []
+    for iteration in range(iterations):
+        league._choose(iteration, playing)
+        chosen.append(dict(league.slots))
+    return chosen
+
+
 def tictactoe(**self_play: Any) -> PPO:
     return PPO(env="tictactoe", config={**SMALL, "self_play": {**LEAGUE, **self_play}})
 
@@ -122,9 +137,7 @@ def test_outcomes_and_chances_are_those_computed_by_hand() -> None:
     with tictactoe() as algo:
         league = league_of(algo)
         me, it = "default_policy", "snapshot_0"
-        league._add_game(me, it, 1.0, -1.0)
-        league._add_game(me, it, 0.0, 0.0)
-        league._add_game(me, "random", -1.0, 1.0)
+        add_games(league, (me, it, 1.0, -1.0), (me, it, 0.0, 0.0), (me, "random", -1.0, 1.0))
         # Wins, draws and losses; the earlier game counts 0.99.
         assert league.outcomes[me][it] == pytest.approx([0.99, 1.0, 0.0])
         # Rows of snapshots would grow with the square of their number.
@@ -207,13 +220,11 @@ def test_results_have_the_same_names_however_many_snapshots_there_are(tmp_path: 
 def test_prioritized_matchmaking_prefers_members_that_win() -> None:
     with tictactoe(matchmaking="prioritized", opponents_at_once=1) as algo:
         league, draws = league_of(algo), np.random.default_rng(0)
-        for _ in range(99):
-            league._add_game("default_policy", "random", 1.0, -1.0)
-            league._add_game("default_policy", "snapshot_0", -1.0, 1.0)
-        chosen = [league._opponents("prioritized", "default_policy", draws)[0] for _ in range(300)]
-        assert chosen.count("snapshot_0") > 290
-        chosen = [league._opponents("uniform", "default_policy", draws)[0] for _ in range(300)]
-        assert 120 < chosen.count("snapshot_0") < 180
+        me = "default_policy"
+        add_games(league, (me, "random", 1.0, -1.0), (me, "snapshot_0", -1.0, 1.0), times=99)
+        for kind, low, high in (("prioritized", 291, 301), ("uniform", 121, 180)):
+            chosen = [league._opponents(kind, me, draws)[0] for _ in range(300)]
+            assert chosen.count("snapshot_0") in range(low, high)
 
 
 def test_snapshots_do_not_change_while_the_learner_does() -> None:
@@ -240,16 +251,10 @@ def test_a_snapshot_stays_in_its_seat_while_an_episode_plays_against_it() -> Non
         for number in range(4):
             league._take_snapshot("default_policy", number)
         before = dict(league.slots)
-        for iteration in range(20):
-            league._choose(iteration, set(league.slots))
-            assert {seat: name for seat, name in league.slots.items() if before[seat]} == {
-                seat: name for seat, name in before.items() if name
-            }
-        seen = set()
-        for iteration in range(20):
-            league._choose(iteration, set())
-            seen |= set(league.slots.values())
-        assert len(seen) == 5
+        taken = {seat: name for seat, name in before.items() if name}
+        for slots in choose(league, 20, set(league.slots)):
+            assert {seat: slots[seat] for seat in taken} == taken
+        assert len({name for slots in choose(league, 20, set()) for name in slots.values()}) == 5
 
 
 @pytest.mark.slow_unless("0")

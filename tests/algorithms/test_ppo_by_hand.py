@@ -67,8 +67,7 @@ def both(spec: StockSpec, **settings: Any) -> tuple[PPOLearner, PPOLearner]:
     by_hand, by_autograd = (
         PPOLearner(spec, chosen, weights_for(spec), 0, by_hand=by_hand) for by_hand in (True, False)
     )
-    assert by_hand._by_hand is not None
-    assert by_autograd._by_hand is None
+    assert [one._by_hand is None for one in (by_hand, by_autograd)] == [False, True]
     return by_hand, by_autograd
 
 

@@ -15,6 +15,7 @@ from menv.algorithms.ppo.loss import (
     value_loss,
 )
 from menv.inference.heads.categorical import Categorical
+from tests.contract.scripted import altered
 
 COIN = Categorical((2,))
 LOG_2 = math.log(2.0)
@@ -119,7 +120,7 @@ def test_the_weight_of_the_kl_term_follows_the_divergence() -> None:
 def test_the_magnet_pulls_at_a_policy_in_proportion_to_their_divergence() -> None:
     # KL(fair || magnet) = 0.5 log(0.5 / 0.25) + 0.5 log(0.5 / 0.75) = 0.14384; its slopes are 0.5 (log 2 - 0.14384).
     logits = torch.zeros(2, 2, requires_grad=True)
-    rows = minibatch([0.0, 0.0], [0.0, 0.0])._replace(magnet=coins(0.25, 0.25))
+    rows = altered(minibatch([0.0, 0.0], [0.0, 0.0]), magnet=coins(0.25, 0.25))
     weights = LossWeights(0.2, None, 1.0, 0.0, 0.0, magnet_coeff=3.0)
     terms = ppo_loss(COIN, weights, rows, logits, torch.zeros(2))
     torch.autograd.backward(terms.total)

@@ -23,6 +23,7 @@ from menv.inference.onnx_backend import OnnxBackend
 from menv.sample_batch import SampleBatch
 from tests.algorithms.groups_of_three import MEMBERS, STATE, random_rows, spec_of
 from tests.algorithms.test_dqn_learner import one_step_pieces
+from tests.contract.scripted import altered
 from tests.inference.lively import lively_weights
 from tests.written_batches import batch as written_batch
 
@@ -79,7 +80,7 @@ def test_targets_without_a_mixer_are_each_members_own() -> None:
 
 def test_targets_are_mixed_by_the_state_that_follows() -> None:
     # One hidden unit: weights |1|, |1| and |-2| times the state, no bias; the last weight is |-1| always.
-    layout = spec_of(2).layout._replace(state=(2,))
+    layout = altered(spec_of(2).layout, state=(2,))
     spec = GroupSpec(18, layout, (), embed_dim=1)
     weights = constant(spec, [1.0, 2.0])
     weights["mixer.hidden_weight.weight"][:] = [[1.0, 1.0, -2.0]]
@@ -340,7 +341,7 @@ def test_mixing_is_what_was_worked_out_by_hand() -> None:
     # Two equal hidden units, one number of state, two members. The state is 0.75, divided by sqrt(1 + 0.75 ** 2) 0.6:
     # the hidden weights are |-5 * 0.6| and |10 * 0.6|, the bias 3, the last weight |5 * 0.6 - 4| = 1, the last bias
     # relu(3) * 4.
-    layout = spec_of(2, 2).layout._replace(state=(2,))
+    layout = altered(spec_of(2, 2).layout, state=(2,))
     spec = GroupSpec(12, layout, (), embed_dim=2)
     weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     weights["mixer.hidden_weight.weight"][:] = [[-5.0, -5.0, 10.0, 10.0]]

@@ -36,6 +36,11 @@ def learner(**settings: Any) -> RecurrentDQNLearner:
     return RecurrentDQNLearner(SPEC, DQNConfig(**{**sizes, **settings}), lively(1), 0)
 
 
+def columns_of(one: RecurrentDQNLearner, batch: SampleBatch) -> Any:
+    """Return what is kept of a batch."""
+    return one._columns(batch)
+
+
 def pieces(masked: bool = False) -> SampleBatch:
     """Pieces of 5, 2 and 3 rows; the second one goes on after its last row."""
     batch = written([5, 2, 3])
@@ -54,7 +59,7 @@ def pieces(masked: bool = False) -> SampleBatch:
 
 
 def test_sequences_are_kept_with_the_state_before_them_and_the_observation_behind_them() -> None:
-    found = learner(n_step=1)._columns(pieces())
+    found = columns_of(learner(n_step=1), pieces())
     obs = [[0.0, 0.01, 0.02, 0.03], [0.03, 0.04, 0.15], [1.0, 1.01, 1.12], [2.0, 2.01, 2.02, 2.13]]
     for row, wanted in zip(found["obs"][..., 0].tolist(), obs, strict=True):
         assert row[: len(wanted)] == pytest.approx(wanted)
@@ -73,7 +78,7 @@ def test_the_loss_equals_the_loss_of_every_row_unrolled_separately(
     batch, one = pieces(masked), learner(n_step=n_step, double_q=double_q)
     for param in one._target_params.values():
         param += 0.1
-    stored = {name: torch.from_numpy(column) for name, column in one._columns(batch).items()}
+    stored = {name: torch.from_numpy(column) for name, column in columns_of(one, batch).items()}
     weights = torch.tensor([1.0, 0.5, 0.25, 2.0])
     terms = one._terms(stored, weights)
 

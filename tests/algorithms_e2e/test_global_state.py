@@ -15,6 +15,7 @@ from menv.cli.main import main
 from menv.errors import ContractError
 from tests.algorithms_e2e.shifts import NUMBERS, Shifts
 from tests.algorithms_e2e.test_teams import SMALL
+from tests.inside import policy_set
 
 PROCESSES = {"engine": "process"}
 STATE = {**SMALL, "critic_obs": "state"}
@@ -147,7 +148,7 @@ def test_the_mixing_network_of_qmix_reads_the_state_behind_the_members_observati
         states = rows["obs"][:, members * own : members * own + 2]
         steps = [0, 1, 2, 3] if env is Together else [0, 1, 0, 1] * 2
         assert states[:, 0].tolist() == steps
-        learner: Any = algo._policy_set.learners.nets[0].network
+        learner: Any = policy_set(algo).learners.nets[0].network
         assert learner.layout.state == (members * own, members * own + 1)
         for _ in range(3):
             algo.train()

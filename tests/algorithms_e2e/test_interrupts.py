@@ -19,7 +19,7 @@ from menv.envs import TicTacToe
 from menv.sample_batch import SampleBatch
 from menv.tracking import Run
 from tests.checkpoints.runs import resumed_twice
-from tests.inside import base_env, metrics
+from tests.inside import base_env, metrics, sampler
 from tests.interrupting import Alarm, raised_at
 from tests.worlds import Alone, Several
 
@@ -211,7 +211,7 @@ def test_sampling_may_be_interrupted_anywhere(make: Callable[[], Any], stride: i
                 check_rows(rows)
             assert metrics(algo).episodes_not_resumed - before <= 2
         assert instruction > 5000
-        algo._rollouts.state()
+        sampler(algo).state()
 
 
 @pytest.mark.parametrize(

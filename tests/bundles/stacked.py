@@ -10,6 +10,7 @@ import numpy as np
 from menv.algorithms import DQN, PPO
 from menv.algorithms.algorithm import Algorithm
 from tests.bundles.cases import CASES, FOUR, MASKED_PICTURE, livelier, sample
+from tests.contract.scripted import altered
 from tests.worlds import Several
 
 STACK = [("FrameStackAgentConnector", {"num_frames": 3})]
@@ -26,19 +27,19 @@ LEARNING: dict[type[Algorithm], dict[str, Any]] = {
     },
 }
 STACKS = {
-    "vector": CASES["mlp"]._replace(action_space=FOUR),
+    "vector": altered(CASES["mlp"], action_space=FOUR),
     **{
         name: CASES[name]
         for name in ("nested", "masked", "continuous", "lstm", "picture", "picture in floats", "worth")
     },
-    "picture of three colours": CASES["picture"]._replace(
-        observation_space=gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    "picture of three colours": altered(
+        CASES["picture"], observation_space=gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
     ),
-    "masked picture through an lstm": CASES["picture through an lstm"]._replace(
-        observation_space=MASKED_PICTURE
+    "masked picture through an lstm": altered(
+        CASES["picture through an lstm"], observation_space=MASKED_PICTURE
     ),
-    "behind running means": CASES["mlp"]._replace(
-        action_space=FOUR, settings={"observation_filter": "MeanStdFilter"}
+    "behind running means": altered(
+        CASES["mlp"], action_space=FOUR, settings={"observation_filter": "MeanStdFilter"}
     ),
 }
 

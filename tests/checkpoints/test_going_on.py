@@ -11,6 +11,7 @@ from menv import ConfigError, PolicySpec
 from menv.algorithms import DQN, PPO, QMIX, Algorithm
 from menv.envs import TwoStepGame
 from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, resumed_twice, trained, weights_of
+from tests.inside import sampler
 from tests.worlds import Alone
 
 TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
@@ -108,7 +109,7 @@ def test_a_resumed_run_begins_new_episodes_and_accounts_for_every_reward(tmp_pat
         batch = again.sample()["default_policy"]
         assert before.isdisjoint(batch["eps_id"].tolist())
         assert {int(piece["t"][0]) for piece in batch.split_by_episode()} == {0}
-        assert batch["rewards"].sum() + again._sampler.held_rewards() == Steps.paid
+        assert batch["rewards"].sum() + sampler(again).held_rewards() == Steps.paid
         result = trained(again, 3)
     assert {*Steps.seeds}.isdisjoint(seeds)
     assert result["num_episodes_not_resumed"] == SMALL["num_envs_per_worker"]

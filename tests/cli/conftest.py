@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from menv import registry
 from tests.inside import registered
 
 GAME = '''
@@ -131,7 +132,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "corridors.py").write_text(GAME)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("menv.registry._registered", dict(registered()))
+    monkeypatch.setattr(registry, "_registered", dict(registered()))
     yield tmp_path
     for name in ("corridors", "league"):
         sys.modules.pop(name, None)

@@ -8,13 +8,13 @@ from typing import Any
 from menv.adapters.episode_broker import EpisodeBroker
 from menv.adapters.external import ExternalEnvs, RequestSource
 from menv.base_env import ALL, Ready
-from tests.contract.scripted import ACTIONS, OBS, Script, ScriptedEnv
+from tests.contract.scripted import ACTIONS, OBS, Script, ScriptedEnv, altered
 
 
 def without_own_truncations(script: Script) -> Script:
     """Let agents that are cut short end by themselves: a caller cannot say more of an agent than that it is done."""
     return [
-        [moment._replace(terminated=moment.terminated + moment.truncated, truncated="") for moment in episode]
+        [altered(moment, terminated=moment.terminated + moment.truncated, truncated="") for moment in episode]
         for episode in script
     ]
 

@@ -21,6 +21,11 @@ OBS = gym.spaces.Box(-np.inf, np.inf, (6,), np.float32)
 ACTIONS = gym.spaces.Discrete(4)
 
 
+def altered(entry: Any, **values: Any) -> Any:
+    """Return a named tuple with other values."""
+    return entry._replace(**values)
+
+
 class Moment(NamedTuple):
     """What one env step returns; the first moment of an episode is its reset.
 

@@ -26,6 +26,7 @@ from menv import (
     to_base_env,
 )
 from menv.algorithms import PPO
+from tests.contract.scripted import altered
 
 SEATS = [(world, agent) for world in range(2) for agent in "abc"]
 
@@ -85,7 +86,7 @@ def play(env: BaseEnv, polls: int = 6, strict: bool = True) -> list[Ready]:
 
 def first(**values: Any) -> Callable[[Any], Any]:
     """Change fields of the first entry, where there is one."""
-    return lambda entries: [one._replace(**values) if not place else one for place, one in enumerate(entries)]
+    return lambda entries: [altered(one, **values) if not place else one for place, one in enumerate(entries)]
 
 
 @pytest.mark.parametrize(
@@ -246,11 +247,11 @@ def test_numbers_may_be_those_of_numpy() -> None:
         def poll(self, timeout: float | None = None) -> Ready:
             ready = super().poll()
             joined = [
-                one._replace(slot=number(one.slot), env_index=number(one.env_index)) for one in ready.joined
+                altered(one, slot=number(one.slot), env_index=number(one.env_index)) for one in ready.joined
             ]
-            ended = [one._replace(slot=number(one.slot), terminated=yes) for one in ready.ended]
+            ended = [altered(one, slot=number(one.slot), terminated=yes) for one in ready.ended]
             episodes = [
-                one._replace(env_index=number(one.env_index), env_steps=number(4)) for one in ready.episodes
+                altered(one, env_index=number(one.env_index), env_steps=number(4)) for one in ready.episodes
             ]
             return replace(ready, joined=joined, ended=ended, episodes=episodes)
 
@@ -283,7 +284,7 @@ def test_episodes_that_end_together_are_reported_in_the_order_of_their_worlds(ba
         def poll(self, timeout: float | None = None) -> Ready:
             ready = super().poll()
             ready = replace(ready, rewards=np.array([1.0, 1.0, 1.0, 2.0, 2.0, 2.0]) * (ready.rewards > 0))
-            ended = [end._replace(reward=1.0 + (end.env_id == 1)) for end in ready.ended]
+            ended = [altered(end, reward=1.0 + (end.env_id == 1)) for end in ready.ended]
             step = -1 if backwards else 1
             return replace(ready, ended=ended[::step], episodes=ready.episodes[::step])
 

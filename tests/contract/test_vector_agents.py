@@ -16,7 +16,17 @@ from menv import CallOrderError, ConfigError, ContractError, VectorMultiAgentEnv
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.policy_map import PolicyMap
-from tests.contract.scripted import ACTIONS, AGENTS, OBS, TOGETHER, TURNS, Moment, Script, ScriptedEnv
+from tests.contract.scripted import (
+    ACTIONS,
+    AGENTS,
+    OBS,
+    TOGETHER,
+    TURNS,
+    Moment,
+    Script,
+    ScriptedEnv,
+    altered,
+)
 from tests.properties.schedules import UNITS, as_found, by_agent, paid_in, sampler, scripts
 
 COMES_AND_GOES: Script = [
@@ -33,7 +43,7 @@ COMES_AND_GOES: Script = [
     ],
     [Moment("d"), Moment("cd", {"a": 2, "d": 3}), Moment("dc", {"d": 5}, over="truncated")],
 ]
-IN_TURN: Script = [[*TURNS[0][:-1], TURNS[0][-1]._replace(final="ab")], TURNS[1]]
+IN_TURN: Script = [[*TURNS[0][:-1], altered(TURNS[0][-1], final="ab")], TURNS[1]]
 SCRIPTS = {"together": TOGETHER, "in turn": IN_TURN, "comes and goes": COMES_AND_GOES}
 
 

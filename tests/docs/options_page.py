@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from tests.house.public_names import argument, parsers
+from tests.house.public_names import argument, arguments_of, parsers
 from tests.house.sources import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "options.md"
@@ -27,7 +27,7 @@ def page() -> str:
 def _section(command: str, parser: argparse.ArgumentParser) -> str:
     rows = [
         f"| `{_escaped(argument(action).partition(' = ')[0])}` | {_escaped(_help(action))} |"
-        for action in parser._actions
+        for action in arguments_of(parser)
         if "--help" not in action.option_strings
     ]
     head = [f"\n## menv {command}\n", f"{parser.description}\n", "| argument | what it does |", "|---|---|"]

@@ -10,9 +10,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+
+
+def leave(status: int = 0) -> NoReturn:
+    """End this process at once, as a fault in C does."""
+    os._exit(status)
 
 
 class Counter:
@@ -71,7 +76,7 @@ class Counter:
         child = os.fork()
         if not child:
             time.sleep(60)
-            os._exit(0)
+            leave()
         return child
 
     def runs(self) -> int:
@@ -85,7 +90,7 @@ class Counter:
             case "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "exit":
-                os._exit(3)
+                leave(3)
             case "sys.exit":
                 sys.exit(4)
             case "crash":

@@ -254,14 +254,15 @@ def driven(*cars: tuple[int, int, int], lights: int = 1) -> tuple[MultiAgentTraf
     env = MultiAgentTrafficEnv(num_cars=2 * len(cars), num_traffic_lights=lights)
     env.reset(seed=0)
     names = [name for name, _ in zip(env.agents, cars, strict=False)]
+    lamps = [name for name in env.agents if name.startswith("traffic_light")]
     for lane in env.lanes:
         lane.cars.clear()
-    env._cars = {}
-    for name, (number, position, speed) in zip(names, cars, strict=True):
-        env._cars[name] = Car(name, env.lanes[number], position, speed)
-        env.lanes[number].cars.append(env._cars[name])
-    env.agents = [*names, *env._light_names]
-    return env, env.step({**dict.fromkeys(names, KEEP), **dict.fromkeys(env._light_names, 0)})
+    there = {name: Car(name, env.lanes[lane], *at) for name, (lane, *at) in zip(names, cars, strict=True)}
+    for car in there.values():
+        car.lane.cars.append(car)
+    env._cars = there
+    env.agents = [*names, *lamps]
+    return env, env.step({**dict.fromkeys(names, KEEP), **dict.fromkeys(lamps, 0)})
 
 
 def test_a_car_accelerates_to_three_cells_and_brakes_to_a_stop() -> None:

@@ -136,7 +136,7 @@ class _Asked(BaseException):
 def command_lines() -> Iterator[str]:
     """Yield a line for each argument of each command of `menv`."""
     for command, parser in parsers().items():
-        for action in parser._actions:
+        for action in arguments_of(parser):
             yield f"menv {command} {argument(action)}"
 
 
@@ -146,8 +146,12 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     return {command: parser if _commands(own) else own for command, (parser, own) in owned.items()}
 
 
+def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return parser._actions
+
+
 def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    found = [action for action in arguments_of(parser) if isinstance(action, argparse._SubParsersAction)]
     return dict(found[0].choices) if found else {}
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("menv", "tests", "examples", "benchmarks")
@@ -14,7 +14,8 @@ FOLDERS = ("menv", "tests", "examples", "benchmarks")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Import(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Import:
     """One imported name.
 
     Attributes:
@@ -84,13 +85,13 @@ def _imports(tree: ast.AST, at: Import) -> Iterator[Import]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for name in _imported_names(node, at.imported):
-                yield at._replace(imported=name, line=node.lineno)
+                yield replace(at, imported=name, line=node.lineno)
             continue
         inside = at
         if isinstance(node, Function | ast.ClassDef):
-            inside = at._replace(function=f"{at.function}.{node.name}".lstrip("."))
+            inside = replace(at, function=f"{at.function}.{node.name}".lstrip("."))
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            inside = at._replace(for_types=True)
+            inside = replace(at, for_types=True)
         yield from _imports(node, inside)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.crashing import World, together
-from tests.contract.scripted import SOLO, Script, Seen, seen
+from tests.contract.scripted import SOLO, Script, Seen, altered, seen
 from tests.properties.schedules import (
     UNITS,
     Row,
@@ -201,9 +201,9 @@ def test_the_same_seed_gives_the_same_run_with_crashes(
     longer = Run(script, "networks", STEPS, crashes, seed=9)
     for life, rows in first.lives.items():
         # Whether a row's flags tell of a crash in the step after it depends on the fragment that it is in.
-        known = [row._replace(flags=(False, False)) for row in longer.lives.get(life, [])]
+        known = [altered(row, flags=(False, False)) for row in longer.lives.get(life, [])]
         shorter = min(len(rows), len(known))
-        assert [row._replace(flags=(False, False)) for row in rows[:shorter]] == known[:shorter]
+        assert [altered(row, flags=(False, False)) for row in rows[:shorter]] == known[:shorter]
 
 
 @given(script=scripts, length=st.integers(1, 10), due=dues)
@@ -214,6 +214,6 @@ def test_a_life_after_a_crash_remembers_nothing(script: Script, length: int, due
 
 # Each of these pays what `UNITS` can read apart again.
 UNIT_SOLO: Script = [
-    [moment._replace(pays={agent: UNITS[agent] for agent in moment.pays}) for moment in episode]
+    [altered(moment, pays={agent: UNITS[agent] for agent in moment.pays}) for moment in episode]
     for episode in SOLO
 ]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from menv import ExternalMultiAgentEnv, to_base_env
 from menv.base_env import ALL
+from tests.contract.callers import without_own_truncations
 from tests.contract.scripted import ACTIONS, OBS, Moment, Script, ScriptedEnv, Seen, seen
 from tests.properties.schedules import (
     UNITS,
@@ -42,16 +43,8 @@ class Game:
     """A scripted game that is played through an external environment, two episodes of each."""
 
     def __init__(self, env: Quiet, script: Script, world: int, habit: Any) -> None:
-        # A flag of an agent's own cannot say that it was cut short.
-        ends = [
-            [
-                moment._replace(terminated=moment.terminated + moment.truncated, truncated="")
-                for moment in episode
-            ]
-            for episode in script
-        ]
         self.env, self.habit = env, habit
-        self.game = ScriptedEnv(ends, world, "abc")
+        self.game = ScriptedEnv(without_own_truncations(script), world, "abc")
         self.lost: set[tuple[int, int]] = set()
         self.faults: list[BaseException] = []
 

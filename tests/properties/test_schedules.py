@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv import to_base_env
-from tests.contract.scripted import Moment, Script, ScriptedEnv, Seen, SixDicts, seen
+from tests.contract.scripted import Moment, Script, ScriptedEnv, Seen, SixDicts, altered, seen
 from tests.properties.schedules import (
     UNITS,
     Row,
@@ -88,7 +88,7 @@ def check_life(rows: list[Row], shown: list[Seen], end: Any) -> None:
         return
     assert last.flags == (end.terminated, end.truncated)
     after = seen(np.frombuffer(last.new_obs, np.float32))
-    assert after == (shown[-1] if end.final is None else shown[-1]._replace(step=end.final))
+    assert after == (shown[-1] if end.final is None else altered(shown[-1], step=end.final))
 
 
 @pytest.mark.slow_unless("recurrent")

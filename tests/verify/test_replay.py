@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes  # noqa: F401
 import errno
 import json
-import os
 import shlex
 import signal  # noqa: F401
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from menv.cli.main import main
 from menv.errors import ConfigError, ContractError, EnvCrashError
 from menv.redaction import LEFT_OUT
 from menv.verify.replay import ANOTHER, NONE, SAME, replay
+from tests.engines.homes import leave
 from tests.worlds import Several
 
 
@@ -42,14 +42,14 @@ class Cliff(gym.Env[Any, Any]):
         if self.mode == "reset" and self.np_random.random() < 0.4:
             raise OSError("no map")
         if self.mode == "lost":
-            os._exit(7)
+            leave(7)
         return np.zeros(2, np.float32), {}
 
     def step(self, action: Any) -> Any:
         self.t += 1
         if self.mode != "reset" and self.t >= self.goal and action == 1:
             if self.mode == "exit":
-                os._exit(0)
+                leave(0)
             if self.mode == "raise":
                 raise ZeroDivisionError(f"no wheels at {self.t} before {self.goal}")
             return (np.zeros(3, np.float32), 1.0, False, False, {}) if self.mode == "obs" else None

@@ -20,6 +20,7 @@ import numpy as np
 
 from menv.algorithms import PPO
 from menv.workers import watchdog
+from tests.engines.homes import leave
 from tests.worlds import Alone
 
 PLAYERS = {
@@ -144,7 +145,7 @@ class Away(Counting):
         if Path(self.config["away"]).exists():
             if self.config["raises"]:
                 raise ConnectionError("no server")
-            os._exit(5)
+            leave(5)
 
 
 class Broken(Counting):
@@ -171,7 +172,7 @@ class Missed(Counting):
 
     def act(self) -> None:
         if self.at == 3 and self.config.worker_index and self.once():
-            os._exit(3)
+            leave(3)
 
     def _absent(self) -> None:
         if self.config.recreated_worker:
@@ -203,7 +204,7 @@ class Stuck(Counting):
 
     def act(self) -> None:
         if "flag" in self.config and self.config.worker_index == 2 and self.at == 3 and self.once():
-            os._exit(3)
+            leave(3)
 
     def _hangs(self) -> bool:
         if "flag" not in self.config:
