@@ -22,17 +22,12 @@ class Keeping(DefaultCallbacks):
         episode.custom_metrics["marked"] = 1.0 + (self.algorithm is not None)
 
 
-def marks(engine: str) -> list[float]:
-    """Return what workers of evaluations told, at first and with another policy."""
-    with running(0, engine=engine, evaluation_num_workers=1, callbacks=Keeping()) as algo:
+def test_workers_of_evaluations_begin_without_what_callbacks_keep() -> None:
+    with running(0, evaluation_num_workers=1, callbacks=Keeping()) as algo:
         found = [algo.evaluate()]
         algo.add_policy("second", policy_mapping_fn=lambda *args, **kwargs: "second")
         found.append(algo.evaluate())
-    return [one["evaluation"]["custom_metrics"]["marked_mean"] for one in found]
-
-
-def test_workers_of_evaluations_begin_without_what_callbacks_keep() -> None:
-    assert marks("process") == [1.0, 1.0]
+    assert [one["evaluation"]["custom_metrics"]["marked_mean"] for one in found] == [1.0, 1.0]
 
 
 def test_a_run_that_overlaps_continues_from_a_checkpoint_though_callbacks_keep_it(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ def best(bar: float, kill_every: float, iterations: int, **settings: Any) -> tup
                 result = algo.train()
                 assert result["training_iteration"] == iteration
                 assert result["num_env_steps_sampled"] == 2048 * iteration
+                # One that is killed while it takes the place of another one is replaced once.
+                assert result["num_worker_restarts"] <= len(killed)
                 found = max(found, result["episode_reward_mean"] or 0.0)
                 if found >= bar:
                     break

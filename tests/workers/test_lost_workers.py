@@ -258,33 +258,6 @@ def test_what_cannot_travel_is_named() -> None:
             algo.train()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_training_reaches_its_steps_while_workers_are_killed_at_random(overlap: bool) -> None:
-    rng = np.random.default_rng(7)
-    with running(2, train_batch_size=2000, num_envs_per_worker=4, overlap=overlap) as algo:
-        algo.train()
-        # With overlap a death may go unnoticed for so long that the same worker is shot again.
-        victims: set[int | None] = set()
-        for iteration in range(6):
-            if iteration % 2 == 0:
-                delay, victim = rng.uniform(0, 0.05), algo.worker_pids()[int(rng.integers(2))]
-                shot = threading.Timer(delay, kill, (victim,))
-                shot.start()
-                victims.add(victim)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", EnvFaultWarning)
-                result = algo.train()
-            shot.join()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EnvFaultWarning)
-            result = algo.train()
-        assert result["training_iteration"] == 8
-        assert result["num_env_steps_sampled"] == 16_000
-        assert result["num_worker_restarts"] == len(victims)
-        assert result["faulty_episodes_total"] >= len(victims)
-
-
 # Workers that take the place of lost ones, and cannot begin at once.
 
 
