@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import gymnasium as gym
 import numpy as np
@@ -16,14 +16,16 @@ import numpy as np
 from menv.base_env import ALL, BaseEnv, EnvId, MultiEnvDict
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 
+T = TypeVar("T")
 AGENTS = "abcd"
 OBS = gym.spaces.Box(-np.inf, np.inf, (6,), np.float32)
 ACTIONS = gym.spaces.Discrete(4)
 
 
-def altered(entry: Any, **values: Any) -> Any:
+def altered(entry: T, **values: Any) -> T:
     """Return a named tuple with other values."""
-    return entry._replace(**values)
+    other: T = cast(Any, entry)._replace(**values)
+    return other
 
 
 class Moment(NamedTuple):
