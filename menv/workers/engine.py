@@ -77,7 +77,7 @@ class RemoteActor(ABC):
         gone.
         """
         if not self.pending:
-            raise CallOrderError(f"{self.label}: was asked nothing, expected a request first; call ask")
+            raise CallOrderError(f"{self.label}: has no request to answer, expected one first; call ask")
         well, value = unpack(self._reply())
         if not well:
             raise value.error(self.label)
@@ -167,10 +167,10 @@ def in_a_line(error: str) -> str:
 
 def _warn_of_end(whose: str, error: str, grace: float) -> None:
     slow = (
-        f"did not end within {grace:g} s and was killed, expected what lives in it to close by then; look at what its "
+        f"did not end within {grace:g} s and was killed, expected its object to close by then; look at what its "
         "close() waits for, and for threads and processes that it leaves running"
     )
-    bad = f"could not close: {error}, expected what lives in it to close; fix its close()"
+    bad = f"could not close: {error}, expected its object to close; fix its close()"
     warnings.warn(f"{whose}: {bad if error else slow}", EnvFaultWarning, stacklevel=3)
 
 

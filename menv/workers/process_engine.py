@@ -59,7 +59,7 @@ class _StderrTail:
 
     def _read(self, stream: BufferedReader) -> None:
         with stream:
-            # Whole lines, so that those of several processes do not mix.
+            # Whole lines, so that lines of several processes do not mix.
             while data := stream.readline(_LONGEST_LINE):
                 line = data.decode(errors="replace")
                 self._lines.append(line)
@@ -181,7 +181,7 @@ class ProcessActor(RemoteActor):
         if self.was_killed:
             how = "was killed by this process"
         elif self._in_message:
-            how = "was let go of, because this process was interrupted in the midst of a message"
+            how = "was abandoned, because this process was interrupted in the middle of a message"
         elif self.is_running():
             how = "has closed its connection"
         else:
@@ -207,7 +207,7 @@ class ProcessEngine(Engine):
                 raise
             raise NoRoomError(
                 f"{label}: no process can be started for it ({error.strerror}), expected room for its files, itself "
-                "and its memory; raise the limits (ulimit -n, ulimit -u), or take fewer workers or remote environments"
+                "and its memory; raise the limits (ulimit -n, ulimit -u), or use fewer workers or remote environments"
             ) from error
         self._actors.add(actor)
         _all_actors.add(actor)

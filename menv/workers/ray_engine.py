@@ -31,7 +31,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(
         "engine 'ray': the package ray is not installed; "
-        "run: pip install 'menv-rl[ray]', or take engine='process'"
+        "run: pip install 'menv-rl[ray]', or use engine='process'"
     ) from error
 
 from menv.workers.engine import (
@@ -194,7 +194,7 @@ class RayRemoteActor(RemoteActor):
     def kill(self) -> None:
         if self.ended is None:
             self.ended = WorkerLostError(
-                f"{self.label} (pid {self.pid}): was killed by this process, expected no question "
+                f"{self.label} (pid {self.pid}): was killed by this process, expected no request "
                 "afterwards; start another one"
             )
         if _driver() == self._driver:
@@ -230,8 +230,8 @@ class RayRemoteActor(RemoteActor):
             self.kill()
             self.ended = NoRoomError(
                 f"{self.label}: has waited {waited:.0f} s for {self._cpus:g} CPU; the cluster has "
-                f"{total.get('CPU', 0.0):g}, {free.get('CPU', 0.0):g} of them free, expected room for it; take fewer "
-                "workers, start Ray with a larger num_cpus, set worker_start_timeout_s to wait longer, or take "
+                f"{total.get('CPU', 0.0):g}, {free.get('CPU', 0.0):g} of them free, expected room for it; use fewer "
+                "workers, start Ray with a larger num_cpus, set worker_start_timeout_s to wait longer, or use "
                 "engine='process'"
             )
 

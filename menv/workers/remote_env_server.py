@@ -41,8 +41,8 @@ class RemoteEnvServer:
     `actor` is the remote `EnvServer`, `asked` how many of its answers are due. `undelivered` are updates with unpacked
     observations, delivered one by one: a poll never holds rows of an episode and its end. `begins` is True until its
     process has reported an episode, `ended` without a process, after too many losses, `paused` where the last update
-    came from a poll that paused. `held` are rewards that wait for their agents' next rows, `env_steps` those of the
-    last update. `lost_by` is the last loss.
+    came from a poll that paused. `held` are rewards that wait for their agents' next rows, `env_steps` is the count
+    of the last update. `lost_by` is the last loss.
     """
 
     def __init__(self, index: int) -> None:

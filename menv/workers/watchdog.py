@@ -42,9 +42,7 @@ class Watchdog:
         if seconds is None:
             return
         # Progress is counted in env steps; callbacks and policies run between them.
-        late = (
-            f"an environment, or a callback or policy beside it, did not return for env_timeout={seconds:g} s"
-        )
+        late = f"an environment, or its callback or policy, did not return for env_timeout={seconds:g} s"
         # A pause of both processes is one tick, however long it lasts.
         ticks = max(3, math.ceil(seconds))
         tick = seconds / ticks

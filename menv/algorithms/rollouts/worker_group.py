@@ -188,7 +188,7 @@ class WorkerGroup:
         self._errors: list[list[WorkerLostError]] = [[] for _ in range(count)]
         # The latest requests to each, at least those without an answer.
         self._asked: list[list[str]] = [[CREATE] for _ in range(count)]
-        # Workers that have answered since they were created, and those that took the place of a lost one.
+        # Workers that have answered since they were created, and workers that replace a lost one.
         self._ready: set[int] = set()
         self._recreated: set[int] = set()
         # Workers that are created before their next request, and whether in another process.
