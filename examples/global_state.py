@@ -88,7 +88,7 @@ def train(critic_obs: str, seconds: float, seed: int) -> float:
         "critic_obs": critic_obs,
         "seed": seed,
         "evaluation_duration": 200,
-        "evaluation_config": {"env_config": {"weather": 0.0}},
+        "evaluation_config": {"env_config": {"weather": 0.0}, "common_reward": None},
     }
     with PPO(env=Orchard, config=config) as algo:
         algo.learn(stop={"time_total_s": seconds}, run_dir=run_dir, progress_bar=True)
