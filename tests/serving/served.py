@@ -19,14 +19,12 @@ from menv.sample_batch import SampleBatch
 from menv.serving import PolicyClient, PolicyServerInput
 from menv.serving.transports.server import Transport
 from tests.inside import metrics, sampler
-from tests.serving.doors import HTTP, PATIENCE_S, TCP, Door
+from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, Door
 from tests.serving.talks import eventually
 from tests.serving.voices import Voice
 
 OBS: Any = gym.spaces.Box(-10.0, 10.0, (3,), np.float32)
 ACTIONS: Any = gym.spaces.Discrete(2)
-PLACES: dict[Door, int] = {TCP: 0, HTTP: 1}
-"""Where in `ExternalEnvs.addresses` each door is."""
 TINY: dict[str, Any] = {
     "seed": 0,
     "train_batch_size": 32,
@@ -86,11 +84,11 @@ class Served:
 
     def voice(self, door: Door = TCP, **settings: Any) -> Voice:
         """Return a client that is connected through a door."""
-        return Voice(door, self.envs.addresses[PLACES[door]], **settings)
+        return Voice(door, self.envs.addresses[DOORS.index(door)], **settings)
 
     def client(self, mode: Any = "local", **settings: Any) -> PolicyClient:
         """Return a policy client over TCP."""
-        host, port = self.envs.addresses[PLACES[TCP]]
+        host, port = self.envs.addresses[0]
         return PolicyClient(f"tcp://{host}:{port}", mode, **{"update_interval": None, **settings})
 
     def summary(self) -> Any:

@@ -274,8 +274,9 @@ def test_what_cannot_be_told_of_one_agent_is_refused_at_once_and_the_episode_con
     with playing(mode) as (course, client):
         name = client.start_episode("e", training_enabled=np.True_)  # type: ignore[arg-type]
         if mode == "local":
-            with pytest.raises(ContractError, match=f"get_action: episode '{name}'"):
-                client.get_action(name, np.zeros(5, np.float32))
+            for seen in (np.zeros(5, np.float32), np.full(3, np.nan, np.float32)):
+                with pytest.raises(ContractError, match=f"get_action: episode '{name}'"):
+                    client.get_action(name, seen)
         else:
             with pytest.raises(RefusedError, match="GET_ACTION") as caught:
                 client.get_action(name, np.zeros(5, np.float32))

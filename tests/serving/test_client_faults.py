@@ -23,8 +23,8 @@ from tests.inside import base_env
 from tests.interrupting import Alarm
 from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.courses import TEAMS, Course, Wire, every_mode, every_transport, observation, play, playing
-from tests.serving.doors import HTTP, TCP
-from tests.serving.served import PLACES, served, settled
+from tests.serving.doors import DOORS, HTTP, TCP
+from tests.serving.served import served, settled
 from tests.serving.talks import eventually
 
 ROUNDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 30))]
@@ -215,7 +215,10 @@ def test_every_reward_arrives_once_in_random_games_over_connections_that_are_cut
     door = TCP if scheme.startswith("tcp") else HTTP
     # PPO leaves out what the application has done itself.
     with served(DQN if remote else PPO, PolicyServerInput, settings=settings, **TEAMS) as one:
-        port, most = one.envs.addresses[PLACES[door]][1], chance.choice([800, 8000]) + HANDSHAKE * encrypted
+        port, most = (
+            one.envs.addresses[DOORS.index(door)][1],
+            chance.choice([800, 8000]) + HANDSHAKE * encrypted,
+        )
         wire = Wire(port, seed, chance.choice([3, 20]), most)
         try:
             with one.sampling():

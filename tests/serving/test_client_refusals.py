@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from menv import DefaultCallbacks
-from menv.errors import ContractError, EpisodeError, RefusedError
+from menv.errors import EpisodeError, RefusedError
 from menv.serving import Limits, PolicyClient
 from menv.serving.policy_server import TransportName
 from tests.inside import metrics
@@ -31,7 +31,6 @@ REFUSED = (
     r"episode '{}': a part of it was refused \(.*(got nan, expected a finite|2.0 at index 0|got 2.0).*\); "
     r"start a new one"
 )
-NOTHING = np.full(3, np.nan, np.float32)
 # A network acts on it, and only who looks at bounds refuses it.
 OUTSIDE = np.full(3, 2.0, np.float32)
 SMALL = Limits(max_body=20_000)
@@ -63,22 +62,6 @@ def test_what_is_wrong_in_one_episode_costs_no_other_one_a_step(bad: int) -> Non
             lambda: len([got for got in course.column("rewards") if got not in early]) >= len(paid)
         )
         assert sorted(got for got in course.column("rewards").tolist() if got not in early) == sorted(paid)
-
-
-def test_an_observation_of_nan_is_refused_at_once_and_the_call_comes_again() -> None:
-    with playing("local") as (course, client):
-        name = client.start_episode()
-        client.get_action(name, observation(0))
-        client.log_returns(name, 4.0)
-        for _ in range(2):
-            with pytest.raises(ContractError, match=f"get_action: episode '{name}'"):
-                client.get_action(name, NOTHING)
-        client.get_action(name, observation(1))
-        client.log_returns(name, 5.0)
-        client.end_episode(name, observation(2))
-        client.update_policy_weights()
-        assert course.has_rewards([4.0, 5.0])
-        assert np.isfinite(course.column("obs")).all()
 
 
 def test_clients_that_wait_for_weights_get_them_all_the_same() -> None:

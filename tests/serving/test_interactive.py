@@ -11,7 +11,7 @@ import pytest
 
 from menv.algorithms import DQN
 from tests.serving.doors import DOORS, Door, every_door
-from tests.serving.served import MASKED, PLACES, TWO, Served, obs_of, served, settled
+from tests.serving.served import MASKED, TWO, Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice
 
@@ -101,7 +101,7 @@ def test_a_server_that_stops_answers_waiting_clients_and_frees_its_port_at_once(
         turns.tell("GET_ACTION", observation=obs_of(0))
         other.tell("EPISODES_AND_GET_STATE", episodes=[])
         assert eventually(lambda: one.source.sessions._waiting and one.source.sessions.backlog.waiting)
-        address = one.envs.addresses[PLACES[door]]
+        address = one.envs.addresses[DOORS.index(door)]
         began = time.monotonic()
         one.algo.stop()
         assert time.monotonic() - began < 10
