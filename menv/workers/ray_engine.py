@@ -16,14 +16,7 @@ from contextlib import suppress
 from pickle import PickleBuffer
 from typing import Any, ClassVar, NamedTuple, cast
 
-from menv.errors import (
-    MenvError,
-    MissingExtraError,
-    NoRoomError,
-    WorkerLostError,
-    first_clause,
-    in_words,
-)
+from menv.errors import MenvError, MissingExtraError, NoRoomError, WorkerLostError, first_clause, in_words
 
 try:
     import ray

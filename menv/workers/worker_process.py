@@ -20,14 +20,7 @@ from typing import Any
 
 from menv.errors import in_words
 from menv.workers.engine import CREATE, CapturedError
-from menv.workers.messages import (
-    Parts,
-    UnsendableError,
-    pack,
-    receive_parts,
-    send_parts,
-    unpack,
-)
+from menv.workers.messages import Parts, UnsendableError, pack, receive_parts, send_parts, unpack
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables: a worker has one core at most; more threads would slow down the others."""
