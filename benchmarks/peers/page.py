@@ -67,9 +67,9 @@ TRAINING = """
 ### JaxMARL's `simple_spread`: env steps per second while training
 
 JaxMARL trains with its own script, `ippo_ff_mpe.py`, and the settings beside it: 16 worlds, 128 steps, 4 epochs of 4
-minibatches, policy and value of two layers of 64. menv trains in the same worlds with these settings. Both use all
-cores for the worlds. The first update, which compiles, is not counted. The goal is a return
-of {goal:g}, the mean of 20 updates.
+minibatches, policy and value of two layers of 64. menv has the same network, epochs, minibatches and batches of 2,048
+env steps, from 128 worlds that a worker steps while the policy learns. Both use all cores. The first update, which
+compiles, is not counted. The goal is a return of {goal:g}, the mean of 20 updates.
 
 {rows}
 """
