@@ -21,7 +21,7 @@ from menv.algorithms.qmix.qmix import QMIXRecipe
 from menv.errors import ConfigError
 from menv.inference.onnx_backend import OnnxBackend
 from menv.sample_batch import SampleBatch
-from tests.algorithms.groups_of_three import MEMBERS, STATE, random_rows, spec_of
+from tests.algorithms.groups_of_three import MEMBERS, random_rows, spec_of
 from tests.algorithms.test_dqn_learner import one_step_pieces
 from tests.contract.scripted import altered
 from tests.inference.lively import lively_weights
@@ -79,11 +79,11 @@ def test_targets_without_a_mixer_are_each_members_own() -> None:
 
 
 def test_targets_are_mixed_by_the_state_that_follows() -> None:
-    # One hidden unit: weights |1|, |1| and |-2| times the state, no bias; the last weight is |-1| always.
+    # One hidden unit: weights |10|, |10| and |-20| times a tenth of the state, no bias; the last weight is |-1| always.
     layout = altered(spec_of(2).layout, state=(2,))
     spec = GroupSpec(18, layout, (), embed_dim=1)
     weights = constant(spec, [1.0, 2.0])
-    weights["mixer.hidden_weight.weight"][:] = [[1.0, 1.0, -2.0]]
+    weights["mixer.hidden_weight.weight"][:] = [[10.0, 10.0, -20.0]]
     weights["mixer.out_weight.bias"][:] = -1.0
     rows = next_rows(spec, [1.0, 2.0], [0.5, 0.5])
     rows["next_obs"][:, 2] = torch.tensor([0.75, 4.0 / 3.0])
@@ -331,31 +331,40 @@ def test_the_group_is_never_worth_less_when_a_member_is_worth_more(
 
 
 def test_a_member_can_count_for_more_or_less_depending_on_the_state() -> None:
-    spec = spec_of()
-    worth, obs = torch.ones(50, MEMBERS, requires_grad=True), observations(spec, 50)
-    (slope,) = torch.autograd.grad(group(spec).mixed(worth, obs).sum(), worth)
-    assert float(slope[:, 0].max()) > 2.0 * float(slope[:, 0].min())
+    # One hidden unit: the first member's weight is the state, the second's 2, the third's 1 minus the state.
+    spec = GroupSpec(18, altered(spec_of(2).layout, state=(2,)), (), embed_dim=1)
+    weights = constant(spec, [0.0, 0.0])
+    weights["mixer.hidden_weight.weight"][:] = [[10.0, 0.0, -10.0]]
+    weights["mixer.hidden_weight.bias"][:] = [0.0, 2.0, 1.0]
+    weights["mixer.out_weight.bias"][:] = 1.0
+    network = spec.torch_network({name: torch.from_numpy(value) for name, value in weights.items()})
+    obs, worth = torch.zeros(2, 18), torch.ones(2, MEMBERS, requires_grad=True)
+    # The states are 0.75 / 1.25 and (-4 / 3) / (5 / 3), of which weights read a tenth.
+    obs[:, 2] = torch.tensor([0.75, -4.0 / 3.0])
+    (slope,) = torch.autograd.grad(network.mixed(worth, obs).sum(), worth)
+    np.testing.assert_allclose(slope.numpy(), [[0.6, 2.0, 0.4], [0.8, 2.0, 1.8]], rtol=1e-5)
 
 
 def test_mixing_is_what_was_worked_out_by_hand() -> None:
-    # Two equal hidden units, one number of state, two members. The state is 0.75, divided by sqrt(1 + 0.75 ** 2) 0.6:
-    # the hidden weights are |-5 * 0.6| and |10 * 0.6|, the bias 3, the last weight |5 * 0.6 - 4| = 1, the last bias
-    # relu(3) * 4.
+    # A linear and an exponential hidden unit with equal weights, one number of state, two members. The state is 0.75,
+    # divided by sqrt(1 + 0.75 ** 2) 0.6, of which weights read a tenth: the hidden weights are |-50 * 0.06| and
+    # |100 * 0.06|, the bias 5 * 0.6, the last weight |50 * 0.06 - 4| = 1, the last bias relu(3) * 4.
     layout = altered(spec_of(2, 2).layout, state=(2,))
     spec = GroupSpec(12, layout, (), embed_dim=2)
     weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
-    weights["mixer.hidden_weight.weight"][:] = [[-5.0, -5.0, 10.0, 10.0]]
+    weights["mixer.hidden_weight.weight"][:] = [[-50.0, -50.0, 100.0, 100.0]]
     weights["mixer.hidden_bias.weight"][:] = 5.0
-    weights["mixer.out_weight.weight"][:] = 5.0
+    weights["mixer.out_weight.weight"][:] = 50.0
     weights["mixer.out_weight.bias"][:] = -4.0
     weights["mixer.out_bias.0.weight"][:] = [[5.0, 0.0]]
     weights["mixer.out_bias.1.weight"][:] = 4.0
     network = spec.torch_network({name: torch.from_numpy(value) for name, value in weights.items()})
     obs = torch.zeros(2, 12)
     obs[:, 2] = 0.75
-    # 3 * 1 + 6 * 2 + 3 = 18; and 3 * -3 + 6 * 0 + 3 = -6, of which the exponential unit makes exp(-6) - 1.
+    # 3 * 1 + 6 * 2 + 3 = 18; and 3 * -3 + 6 * 0 + 3 = -6, of which the exponential unit makes exp(-6) - 1. Their mean
+    # counts.
     found = network.mixed(torch.tensor([[1.0, 2.0], [-3.0, 0.0]]), obs)
-    np.testing.assert_allclose(found.numpy(), [30.0, 12.0 + np.expm1(-6.0)], rtol=1e-6)
+    np.testing.assert_allclose(found.numpy(), [30.0, 12.0 + (-6.0 + np.expm1(-6.0)) / 2.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("width", [4, 64])
@@ -366,7 +375,8 @@ def test_how_much_a_member_counts_does_not_grow_with_the_state_or_the_hidden_lay
     for size in (1.0, 100.0):
         mixed = spec.torch_network(params).mixed(worth, size * observations(spec, 200))
         (slope,) = torch.autograd.grad(mixed.sum(), worth)
-        assert 0.05 < float(slope.mean()) < 1.0
+        # Both weights are 1 give or take a tenth, and a hidden unit's slope is 1 above 0.
+        assert float(slope.mean()) == pytest.approx(1.0, abs=0.1)
 
 
 def test_deviations_are_joint_actions_in_which_one_member_does_something_else() -> None:
@@ -392,18 +402,19 @@ def test_specs_are_equal_if_the_networks_are(mixer: Mixer) -> None:
     assert spec_of(mixer="vdn") != spec_of(mixer="qmix")
 
 
-def test_every_member_of_a_new_group_counts_in_a_state_of_zeros() -> None:
-    # |0 * weight + bias| of a bias of 0 would have no slope, and neither would the hidden unit's |0| above it.
+def test_a_new_group_is_worth_the_sum_of_its_members_in_a_state_of_zeros() -> None:
+    # All weights are their biases of 1, all other biases 0. Half the units are linear; of a sum x below 0 the others
+    # make exp(x) - 1: (x + exp(x) - 1) / 2 with the slope (1 + exp(x)) / 2, so members that cost much still learn.
     spec = spec_of()
     for seed in range(5):
         first = spec.first_weights(seed)
         params = {name: torch.from_numpy(value).requires_grad_() for name, value in first.items()}
-        network, worth = spec.torch_network(params), torch.ones(1, MEMBERS, requires_grad=True)
+        worth = torch.tensor([[1.0, 2.0, 4.0], [-1.0, 0.0, -1.0], [-9.0, -9.0, -9.0]], requires_grad=True)
+        mixed = spec.torch_network(params).mixed(worth, torch.zeros(3, spec.obs_size))
+        wanted = [7.0, (-2.0 + np.expm1(-2.0)) / 2.0, (-27.0 + np.expm1(-27.0)) / 2.0]
+        np.testing.assert_allclose(mixed.detach().numpy(), wanted, rtol=1e-5)
         biases = [params["mixer.hidden_weight.bias"], params["mixer.out_weight.bias"]]
-        slopes = torch.autograd.grad(
-            network.mixed(worth, torch.zeros(1, spec.obs_size)).sum(), [worth, *biases]
-        )
-        assert float(slopes[0].min()) > 1e-3
-        for bias, slope in zip(biases, slopes[1:], strict=True):
-            assert 0.0 < float(bias.detach().abs().max()) <= 1.0 / np.sqrt(STATE)
-            assert float(slope.abs().max()) > 0.0
+        slopes = torch.autograd.grad(mixed.sum(), [worth, *biases])
+        each = np.array([1.0, (1.0 + np.exp(-2.0)) / 2.0, (1.0 + np.exp(-27.0)) / 2.0])
+        np.testing.assert_allclose(slopes[0].numpy(), np.repeat(each[:, None], MEMBERS, 1), rtol=1e-5)
+        assert all(float(slope.abs().min()) > 0.0 for slope in slopes[1:])

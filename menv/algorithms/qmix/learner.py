@@ -12,7 +12,7 @@ from menv.algorithms.dqn.learner import DQNLearner, RecurrentDQNLearner, best_va
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.off_policy.learner import TDTerms, td_loss
 from menv.algorithms.qmix.config import QMIXConfig
-from menv.algorithms.qmix.network import GroupSpec
+from menv.algorithms.qmix.network import STATE_SHARE, GroupSpec
 from menv.inference.heads.head import masked
 
 
@@ -210,6 +210,9 @@ class TorchGroup:
 
         Unlike in Rashid et al. 2018, the state is divided by sqrt(1 + its mean square), and hidden units are averaged:
         the first Q-values are of the size of the returns, whatever the observations and the width, and do not diverge.
+        Weights of Q-values depend on a tenth of the state, so that they change slowly while Q-values are learned. The
+        first half of the hidden units is linear: exponential units alone have slopes near 0 where the members' sum is
+        far below 0, and members learn nothing there.
         """
         if self._mixer is None:
             return q_values
@@ -217,9 +220,13 @@ class TorchGroup:
             return q_values.sum(-1)
         state = self._rows(obs).index_select(1, self._state)
         state = state / (1.0 + state.square().mean(-1, keepdim=True)).sqrt()
-        weight, bias, out_weight, out_bias = (_affine(layer, state) for layer in self._layers[:4])
+        share = STATE_SHARE * state
+        seen = (share, state, share, state)
+        weight, bias, out_weight, out_bias = map(_affine, self._layers[:4], seen)
         weight = weight.abs().reshape(-1, self._members, self._embed_dim)
-        hidden = elu(torch.bmm(q_values[:, None], weight)[:, 0] + bias)
+        inner = torch.bmm(q_values[:, None], weight)[:, 0] + bias
+        linear = self._embed_dim // 2
+        hidden = torch.cat((inner[:, :linear], elu(inner[:, linear:])), 1)
         return (hidden * out_weight.abs()).mean(-1) + _affine(self._layers[4], out_bias.relu())[:, 0]
 
     def deviations(self, q_values: Tensor, taken: Tensor, obs: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ each member.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,6 +108,9 @@ _POWERS = (-1, 0, 1, 0, 1)
 _UNSIGNED = ("mixer.hidden_weight", "mixer.out_weight")
 """Layers whose outputs are used as weights without their signs."""
 
+STATE_SHARE = 0.1
+"""These layers read this share of the state: their outputs stay near their biases at first, and change slowly."""
+
 
 @dataclass(frozen=True)
 class GroupSpec(NetworkSpec):
@@ -199,23 +201,19 @@ class GroupSpec(NetworkSpec):
         return shapes
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-        """Return first weights: orthogonal matrices and zero biases; the same seed gives the same.
+        """Return first weights: orthogonal matrices, and biases of 0 or 1; the same seed gives the same.
 
-        Layers that compute unsigned mixing weights have random biases of up to 1 / sqrt(inputs), as in the original
-        implementation. With zero biases, the mixing weights and their gradients would be 0 in a state of zeros, and no
-        member would learn.
+        Layers that compute unsigned mixing weights have biases of 1, so that a new group is worth about the sum of its
+        members plus a small value of the state. With weights near 0, that value alone would explain the returns, and
+        the members would hardly learn which actions are better.
         """
         weights = self.member.first_weights(seed)
         rng = np.random.default_rng((seed, len(weights)))
         for layer in self.mixing_layers():
             matrix = layer.gain * orthogonal(rng, layer.inputs, layer.outputs)
             weights[f"{layer.name}.weight"] = matrix.astype(np.float32)
-            weights[f"{layer.name}.bias"] = np.zeros(layer.outputs, np.float32)
-        rng = np.random.default_rng((seed, len(weights)))
-        for layer in self.mixing_layers():
-            if layer.name in _UNSIGNED:
-                most = 1.0 / math.sqrt(layer.inputs)
-                weights[f"{layer.name}.bias"][:] = rng.uniform(-most, most, layer.outputs)
+            first = 1.0 if layer.name in _UNSIGNED else 0.0
+            weights[f"{layer.name}.bias"] = np.full(layer.outputs, first, np.float32)
         return weights
 
     def unit_weights(self) -> UnitWeights:
