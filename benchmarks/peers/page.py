@@ -32,7 +32,7 @@ TASKS = {
 }
 TITLE = """# menv against other libraries
 
-Each library ran in a process and a virtual environment of its own, with one torch thread, the same environments and the
+Each library ran in a separate process and virtual environment, with one torch thread, the same environments and the
 same layers (64, 64), on one machine without a GPU. The libraries of a run were interleaved; figures are medians.
 `make benchmark-peers` repeats the first run.
 """
@@ -66,18 +66,18 @@ its library is not trained again.
 TRAINING = """
 ### JaxMARL's `simple_spread`: env steps per second while training
 
-JaxMARL trains with its own script, `ippo_ff_mpe.py`, and the settings beside it: 16 worlds, 128 steps, 4 epochs of 4
-minibatches, policy and value of two layers of 64. menv has the same network, epochs, minibatches and batches of 2,048
-env steps, from 128 worlds that a worker steps while the policy learns. Both use all cores. The first update, which
-compiles, is not counted. The goal is a return of {goal:g}, the mean of 20 updates.
+JaxMARL trains with its own script, `ippo_ff_mpe.py`, and its settings: 16 worlds, 128 steps, 4 epochs of
+4 minibatches, policy and value of two layers of 64. menv has the same network, epochs, minibatches and batches of 2,048
+env steps. They come from 128 worlds that a worker steps while the policy learns. Both use all cores. The first
+update, which compiles, is not counted. The goal is a return of {goal:g}, the mean of 20 updates.
 
 {rows}
 """
 
 
 NOTES = {
-    "pufferlib": "PufferLib steps the environments of the others, in Python. It has faster ones of its own in C, which"
-    " are left out: building them downloads more.",
+    "pufferlib": "PufferLib steps the environments of the others, in Python. Its faster environments in C are left"
+    " out: building them downloads more.",
     "sb3": "Stable-Baselines3 keeps a row of zeros for an agent that has left.",
     "tianshou": "Tianshou plays `simple_spread` turn by turn. It computes the values after the rollout, as TorchRL"
     " does; the others do so during it.",

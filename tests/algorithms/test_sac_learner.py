@@ -75,6 +75,7 @@ def test_the_critics_get_no_gradient_from_the_policys_loss() -> None:
     assert with_gradient == {"policy"}
 
 
+@pytest.mark.slow
 def test_the_policy_finds_the_best_action_and_the_critics_its_worth() -> None:
     one = learner()
     batch = targets_at_the_best(256)
@@ -89,6 +90,7 @@ def test_the_policy_finds_the_best_action_and_the_critics_its_worth() -> None:
     assert stats["entropy"] == pytest.approx(-1.0, abs=0.5)
 
 
+@pytest.mark.slow
 def test_the_entropy_goes_to_its_target() -> None:
     one = learner(target_entropy=0.3)
     batch = targets_at_the_best(256)

@@ -65,6 +65,7 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow_unless("here", "masks")
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_from_every_source_have_the_members_that_are_alive(place: str) -> None:
     config = {"num_envs_per_worker": 2, "rollout_fragment_length": 60, "seed": 0, **PLACES[place]}

@@ -115,7 +115,7 @@ WORLDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow_unless("gymnasium", "*y", "agents*", "*s", "a *", "*t", "P*", "V*", "v*")
+@pytest.mark.slow_unless("gymnasium", "*y", "agents", "*s", "a c*", "*t", "P*", "V*", "v*")
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_hooks_of_an_end_see_the_environment_as_it_ended_and_change_nothing(name: str) -> None:
     env, settings = WORLDS[name]

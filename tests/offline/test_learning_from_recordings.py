@@ -67,7 +67,7 @@ ROADS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow_unless("DQN", "QMIX")
+@pytest.mark.slow_unless("DQN")
 @pytest.mark.parametrize("case", ROADS)
 def test_q_values_of_roads_that_no_recording_shows_stay_below_those_that_it_shows(
     case: str, tmp_path: Path
