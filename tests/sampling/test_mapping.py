@@ -191,6 +191,7 @@ def test_custom_policies_play_next_to_networks_and_never_learn() -> None:
         policies,
         train_batch_size=10,
         num_sgd_iter=1,
+        seed=0,
     ) as algorithm:
         batch = algorithm.sample()
         assert {name: part.count for name, part in batch.policy_batches.items()} == dict.fromkeys(names, 10)
