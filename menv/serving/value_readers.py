@@ -192,7 +192,7 @@ class NumberReader(SpaceReader):
     def element(self, value: Any) -> Any:
         if isinstance(value, PackedArray):
             return self._unpacked(value, 0)
-        if self._shape and self._low.size <= _LONGEST_TUPLE and self._dtype.kind == "f":
+        if self._shape and 0 < self._low.size <= _LONGEST_TUPLE and self._dtype.kind == "f":
             # msgspec has checked sizes and bounds.
             return np.array(value, self._dtype)
         found = self._array([value])[0]

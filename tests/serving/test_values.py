@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from menv.errors import ConfigError
@@ -36,6 +36,7 @@ def column(space: Any, rows: int, seed: int, form: str) -> tuple[Any, Any]:
     return samples, array if form == "packed" else array.tolist()
 
 
+@example(gym.spaces.Box(-1.0, 1.0, (0, 0), np.float16), gym.spaces.Discrete(2), 0, 0, "row by row")
 @settings(max_examples=300, deadline=None)
 @given(
     spaces,
