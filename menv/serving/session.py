@@ -115,6 +115,8 @@ class Session:
         task = asyncio.get_running_loop().create_task(self._finish(work, responder))
         self._tasks.append(task)
         task.add_done_callback(self._tasks.remove)
+        # A task that is canceled before it begins has not awaited it.
+        task.add_done_callback(lambda _: work.close())
         return task
 
     def _rest(self, began: float) -> float:
