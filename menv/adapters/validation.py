@@ -24,6 +24,9 @@ from menv.spaces import alike, has_order
 if TYPE_CHECKING:
     from menv.adapters.agent_tracker import AgentTracker
 
+RESERVED = frozenset((ALL, COMMON))
+"""Names that no agent can have: of all agents, and of the infos of the whole environment."""
+
 MAX_EMPTY_STEPS = 1000
 """More env steps in a row without a waiting agent are an error of the environment."""
 
@@ -57,7 +60,8 @@ def validate_step(result: object, wrong: Callable[..., ContractError]) -> tuple[
         name = "terminateds" if ALL not in terminateds else "truncateds"
         rule = f"{ALL!r}: True where the episode ends for everyone"
         raise wrong("step", f"{name} has no {ALL!r}", rule, finding="ME022")
-    refuse_reserved("step", obs, rewards, wrong)
+    if not (RESERVED.isdisjoint(obs) and RESERVED.isdisjoint(rewards)):
+        raise reserved_error("step", obs, rewards, wrong)
     return obs, rewards, terminateds, truncateds, infos
 
 
@@ -66,19 +70,19 @@ def validate_reset(obs: object, infos: object, wrong: Callable[..., ContractErro
     if not isinstance(obs, dict):
         got = f"observations are {type(obs).__name__}"
         raise wrong("reset", got, "a dict keyed by agent id", finding="ME012")
-    refuse_reserved("reset", obs, (), wrong)
+    if not RESERVED.isdisjoint(obs):
+        raise reserved_error("reset", obs, (), wrong)
     if not isinstance(infos, dict):
         raise wrong("reset", f"infos are {type(infos).__name__}", "a dict keyed by agent id", finding="ME029")
 
 
-def refuse_reserved(
+def reserved_error(
     method: str, obs: Container[AgentId], rewards: Container[AgentId], wrong: Callable[..., ContractError]
-) -> None:
-    """Raise if an agent has the name of all agents, or of the infos of the whole environment."""
-    if ALL in obs or ALL in rewards or COMMON in obs or COMMON in rewards:
-        name = ALL if ALL in obs or ALL in rewards else COMMON
-        got, fix = f"{name!r} is among obs or rewards", "keep it to flags and infos, and call no agent so"
-        raise wrong(method, got, "agent ids only", fix, "ME021")
+) -> ContractError:
+    """Return the error for an agent that has a reserved name."""
+    name = ALL if ALL in obs or ALL in rewards else COMMON
+    got, fix = f"{name!r} is among obs or rewards", "keep it to flags and infos, and call no agent so"
+    return wrong(method, got, "agent ids only", fix, "ME021")
 
 
 def validate_poll(result: object, wrong: Callable[..., ContractError]) -> tuple[Any, ...]:

@@ -164,14 +164,16 @@ class ObsPreprocessor:
             return np.zeros((0, self.size), self.dtype), nothing
         try:
             for keys, number in self._nests:
-                nested = _parts_at(obs, keys)
+                nested = _parts_at(obs, keys) if keys else obs
                 if not isinstance(nested, NestedRows) and set(map(len, nested)) != number:
                     raise TypeError("an observation has another number of elements than its space")
             rows = self._box_rows(obs, self._only_box) if self._only_box else self._all_rows(obs)
-            mask = self._mask(obs, final) if self.mask_leaves else None
+            masks: list[Mask] = [self._mask(leaf, obs, final) for leaf in self.mask_leaves]
         except (KeyError, TypeError, IndexError) as error:
             raise self._structure_error(obs, error) from error
-        return rows, mask
+        if len(masks) > 1:
+            return rows, np.concatenate(masks, axis=1)
+        return rows, masks[0] if masks else None
 
     def _box_rows(self, obs: Sequence[Any] | Array, leaf: Leaf) -> Rows:
         values = _parts_at(obs, leaf.keys)
@@ -196,13 +198,8 @@ class ObsPreprocessor:
                 marks[row, list(getattr(one, "absent", ()))] = -1.0
         return rows
 
-    def _mask(self, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
+    def _mask(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
         """Return [R, M] True where an action is allowed; all True for a final mask that allows nothing."""
-        if len(self.mask_leaves) == 1:
-            return self._mask_of(self.mask_leaves[0], obs, final)
-        return np.concatenate([self._mask_of(leaf, obs, final) for leaf in self.mask_leaves], axis=1)
-
-    def _mask_of(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
         values = _parts_at(obs, leaf.keys)
         whole = leaf.keys[-1] == MASK_KEY
         if (

@@ -127,25 +127,20 @@ class RolloutLoop:
             before = perf_counter()
             polled: Ready = self._base_env.poll(timeout)
             self._timers.env += perf_counter() - before
-            self._apply(polled)
+            self.env_steps, self._seats, ready = polled.env_steps, polled.seats, polled
+            if self._observation_fn is not None:
+                ready = self._observation_fn.finals(polled)
+            if ready.ended or ready.joined or ready.unclaimed or ready.episodes or ready.faults:
+                self._tracker.apply(ready)
+                self._limit.end_episodes(ready.episodes)
+            if ready.played:
+                self._apply_external(ready)
+            if self._callbacks.active:
+                self._callbacks.polled(ready, self._tracker.running, self._table.returns)
+            if len(ready.slots):
+                self._add_rows(ready, polled)
             if not self._base_env.paused:
                 return polled
-
-    def _apply(self, ready: Ready) -> None:
-        self.env_steps = ready.env_steps
-        self._seats = ready.seats
-        original = ready
-        if self._observation_fn is not None:
-            ready = self._observation_fn.finals(ready)
-        if ready.ended or ready.joined or ready.unclaimed or ready.episodes or ready.faults:
-            self._tracker.apply(ready)
-            self._limit.end_episodes(ready.episodes)
-        if ready.played:
-            self._apply_external(ready)
-        if self._callbacks.active:
-            self._callbacks.polled(ready, self._tracker.running, self._table.returns)
-        if len(ready.slots):
-            self._add_rows(ready, original)
 
     def _apply_external(self, ready: Ready) -> None:
         acted = self._external_writer.write(ready)
