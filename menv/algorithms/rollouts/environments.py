@@ -37,6 +37,11 @@ class WorkerPlacement:
     recreated: bool = False
     in_evaluation: bool = False
 
+    @property
+    def label(self) -> str:
+        """The name of its process in messages."""
+        return f"{'evaluation ' if self.in_evaluation else ''}worker {self.worker_index}"
+
     def first_index(self, num_envs: int) -> int:
         """Return the index of its first sub-environment among all, for workers with `num_envs` each; 0 is unknown."""
         return max(0, self.worker_index - 1) * (num_envs or _MOST_ENVS)

@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -170,23 +169,17 @@ class Evaluation:
         self._make_base_env = make_base_env
         self._callbacks = callbacks
         self._seed = seed
-        self._placement = replace(placement or WorkerPlacement(), in_evaluation=True)
-        self._base_env: Adapter | None = None
+        self._placement = placement or WorkerPlacement(in_evaluation=True)
+        self.base_env: Adapter | None = None
         self._sampler: Sampler
         self.guard: AbstractContextManager[Any] = nullcontext()
         # The last arguments of each method that was called, for environments that are created later.
         self._calls: dict[str, tuple[Any, ...]] = {}
 
-    @property
-    def progress(self) -> int:
-        """A number that changes with each env step."""
-        steps = getattr(self._base_env, "env_steps", None)
-        return 0 if steps is None else int(steps.sum())
-
     def play(self, number: int) -> EvaluationShare:
         """Run the episodes of evaluation `number` of the run, from 0."""
         with self._own_random_states(number):
-            base_env = self._base_env
+            base_env = self.base_env
             if base_env is not None and (base_env.lockstep or not base_env.can_restart):
                 base_env.stop()
                 base_env = None
@@ -207,15 +200,15 @@ class Evaluation:
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Call a method of every sub-environment and of their replacements; the next evaluation resets them."""
         with self._own_random_states(0), self.guard:
-            base_env = self._base_env or self._begun(None, 0)[0].base_env
+            base_env = self.base_env or self._begun(None, 0)[0].base_env
             found = call_each(base_env, method, args)
             self._calls[method] = args
         return found
 
     def stop(self) -> None:
         """Close the environments."""
-        if self._base_env is not None:
-            self._base_env.stop()
+        if self.base_env is not None:
+            self.base_env.stop()
 
     @contextmanager
     def _own_random_states(self, number: int) -> Iterator[None]:
@@ -235,7 +228,7 @@ class Evaluation:
     def _begun(self, base_env: Adapter | None, number: int) -> tuple[Sampler, EvaluationLimit]:
         """Return the sampler of an evaluation in these environments, or in new ones."""
         view, settings, own = self._policy_view, self._settings, base_env
-        self._base_env = base_env = own or self._make_base_env(settings)
+        self.base_env = base_env = own or self._make_base_env(settings)
         limit = EvaluationLimit(base_env, settings.evaluation_duration_unit)
         self._sampler = new_sampler(
             settings, base_env, view, [group.clone() for group in view.groups], limit, limit.metrics,

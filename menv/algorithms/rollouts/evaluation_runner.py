@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from menv.adapters.adapter import Adapter
 from menv.adapters.convert import check_number
-from menv.adapters.validation import Declared, check_worker, declared
+from menv.adapters.validation import Declared, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings
 from menv.algorithms.rollouts.environments import check_evaluable, create_evaluation_envs
 from menv.algorithms.rollouts.evaluation import Evaluation, EvaluationShare, check_env
-from menv.algorithms.rollouts.rollout_worker import collect_warnings, open_settings
+from menv.algorithms.rollouts.rollout_worker import RolloutWorker
 from menv.algorithms.rollouts.worker_group import PolicySync, WorkerGroup, sealed_settings
 from menv.algorithms.rollouts.worker_messages import (
     PolicyUpdate,
     PolicyView,
-    WorkerInit,
     WorkerSettings,
 )
 from menv.algorithms.training.operation_guard import OperationGuard
@@ -35,7 +34,6 @@ from menv.policy_map import PolicyMap
 from menv.sampling.sampler import Count
 from menv.workers.engines import check_system, make_engine
 from menv.workers.messages import UnsendableError
-from menv.workers.watchdog import Watchdog, creation
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
@@ -70,7 +68,7 @@ class EvaluationRunner:
         self._training_env = training_env
         self._callbacks = callbacks
         self._seed = seed
-        self._evaluation: Evaluation | EvaluationWorkers | None = None
+        self._evaluation: Evaluation | RemoteEvaluation | None = None
         # Evaluations so far.
         self._count = 0
         self._metrics = Metrics(0)
@@ -137,7 +135,7 @@ class EvaluationRunner:
             )
         with operation_guard.in_progress("an evaluation is running"):
             evaluation = self._ready()
-            if isinstance(evaluation, EvaluationWorkers):
+            if isinstance(evaluation, RemoteEvaluation):
                 shares = evaluation.play(self._count)
             else:
                 shares = [evaluation.play(self._count)]
@@ -171,12 +169,12 @@ class EvaluationRunner:
         """Start the workers on the evaluation that ends this iteration, if it runs parallel to training."""
         if self._config.evaluation_parallel_to_training and self.due(iteration):
             evaluation = self._ready()
-            assert isinstance(evaluation, EvaluationWorkers)
+            assert isinstance(evaluation, RemoteEvaluation)
             evaluation.begin(self._count)
 
     def break_off(self) -> None:
         """End an evaluation that workers are running."""
-        if isinstance(self._evaluation, EvaluationWorkers):
+        if isinstance(self._evaluation, RemoteEvaluation):
             self._evaluation.break_off()
 
     def due(self, iteration: int) -> bool:
@@ -203,7 +201,7 @@ class EvaluationRunner:
         if self._evaluation is not None:
             self._evaluation.stop()
 
-    def _ready(self) -> Evaluation | EvaluationWorkers:
+    def _ready(self) -> Evaluation | RemoteEvaluation:
         if self._evaluation is None:
             self._evaluation = self._new_evaluation()
         elif self._policy_set.policy_map is not self._mapped_from:
@@ -211,14 +209,14 @@ class EvaluationRunner:
             self._mapped_from = self._policy_set.policy_map
         return self._evaluation
 
-    def _new_evaluation(self) -> Evaluation | EvaluationWorkers:
+    def _new_evaluation(self) -> Evaluation | RemoteEvaluation:
         config, seed, settings = self._config, self._seed + _SEED, evaluation_settings(self._config)
         self._policy_view, self._mapped_from = self._mapped(settings), self._policy_set.policy_map
         if config.evaluation_num_workers:
             check_evaluable(settings, self._training_env)
             if config.evaluation_interval is None:
                 self._try_out()
-            return EvaluationWorkers(
+            return RemoteEvaluation(
                 settings, self._policy_view, seed, self._metrics, self._first, self._declared
             )
         own = settings["callbacks"]
@@ -242,37 +240,6 @@ def _prefixed_errors() -> Iterator[None]:
         raise type(error)(f"evaluation_config: {error}") from (error.__cause__ or error)
 
 
-class EvaluationWorker(Evaluation):
-    """Runs the share that its placement says, in another process.
-
-    It imports no torch, unless a policy acts with it.
-    """
-
-    def __init__(self, worker_init: WorkerInit) -> None:
-        config, policies = open_settings(worker_init), worker_init.worker_policies
-        self._worker_policies, self._declared = policies, worker_init.declared
-        # Remote environments are watched from here.
-        self._seconds = None if config.remote_worker_envs else config.env_timeout
-        super().__init__(
-            config, policies, self._make_envs, read_callbacks(config["callbacks"]), worker_init.seed,
-            worker_init.placement,
-        )  # fmt: skip
-        self.guard = Watchdog(self._seconds, lambda: self.progress)
-
-    def follow_and_play(self, number: int, update: PolicyUpdate) -> EvaluationShare:
-        """Run the episodes after applying an update."""
-        # No episode is running.
-        self._worker_policies.take(update)
-        with collect_warnings() as faults:
-            return self.play(number)._replace(warnings=faults)
-
-    def _make_envs(self, config: AlgorithmConfig) -> Adapter:
-        with creation(self._seconds):
-            first, base_env = create_evaluation_envs(config, None, self._placement)
-        check_worker(f"evaluation worker {self._placement.worker_index}", base_env, first, self._declared)
-        return base_env
-
-
 @dataclass
 class EvaluationState:
     """What the next evaluation depends on: how many there were, and the episodes that means are over."""
@@ -281,8 +248,8 @@ class EvaluationState:
     metrics: MetricsState
 
 
-class EvaluationWorkers:
-    """The workers of evaluations, which start with the first one.
+class RemoteEvaluation:
+    """An evaluation whose quota is shared by workers, which start with the first one; see `Evaluation`.
 
     Each has its share of sub-environments and episodes; the result does not depend on their number. `metrics` records
     lost episodes.
@@ -297,16 +264,16 @@ class EvaluationWorkers:
         first: WorkerSettings | None,
         declared: Declared,
     ) -> None:
-        self._settings = _of_workers(settings)
-        self._first, self._declared = first, declared
+        config = _of_workers(settings)
         self._policy_view = policy_view
-        self._seed = seed
-        self._metrics = metrics
         self._policy_sync = PolicySync(policy_view)
-        self._engine = make_engine(settings.engine, patience=settings.worker_start_timeout_s)
-        self._workers: WorkerGroup | None = None
+        self._engine = make_engine(config.engine, patience=config.worker_start_timeout_s)
+        self._workers = WorkerGroup(
+            config, self._policy_sync, seed, self._engine, config.num_envs_per_worker, metrics,
+            settings=first, declared=declared, in_evaluation=True,
+        )  # fmt: skip
         # The policies that workers have; None after an interruption.
-        self._playing: PolicyMap | None = None
+        self._playing: PolicyMap | None = policy_view.policy_map
         # The update that an evaluation began with that is under way.
         self._update: PolicyUpdate | None = None
         # The last arguments of each method that was called, for workers that are created later.
@@ -314,27 +281,26 @@ class EvaluationWorkers:
 
     def begin(self, number: int) -> None:
         """Let workers start an evaluation with the current policies; `play` waits for it."""
-        workers = self._ready()
+        self._follow()
         self._policy_sync.resend_filters()
         # If this is interrupted, some workers lack the update.
         playing, self._playing, self._update = self._playing, None, None
         with self._policy_sync.sending() as update:
             sent = self._engine.put(update)
-            for index in range(len(workers)):
-                workers.ask(index, EvaluationWorker.follow_and_play, number, sent)
+            for index in range(len(self._workers)):
+                self._workers.ask(index, RolloutWorker.quota, number, sent)
         self._playing, self._update = playing, sent
 
     def play(self, number: int) -> list[EvaluationShare]:
         """Return the shares of the evaluation that was begun, or of a new one."""
         if self._update is None:
             self.begin(number)
-        assert self._workers is not None
         assert self._update is not None
         update, self._update = self._update, None
         playing, self._playing = self._playing, None
         shares: list[EvaluationShare] = []
         for index in range(len(self._workers)):
-            share = self._workers.result(index, EvaluationWorker.follow_and_play, number, update)
+            share = self._workers.result(index, RolloutWorker.quota, number, update)
             assert share is not None
             self._workers.warn(share.warnings)
             shares.append(share)
@@ -343,39 +309,31 @@ class EvaluationWorkers:
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Call a method of every sub-environment; an evaluation that is under way begins again afterwards."""
-        workers, self._update = self._ready(), None
-        found = workers.call_all(EvaluationWorker.call_envs, method, args)
+        self._follow()
+        self._update = None
+        found = self._workers.call_all(RolloutWorker.call_envs, method, args)
         self._calls[method] = args
         return [value for values in found for value in values or ()]
 
     def break_off(self) -> None:
         """End a running evaluation with its processes."""
-        if self._workers is not None and self._workers.kill_busy():
+        if self._workers.kill_busy():
             self._playing = self._update = None
 
     def stop(self) -> None:
         """End the workers."""
-        if self._workers is not None:
-            self._workers.stop()
+        self._workers.stop()
 
-    def _ready(self) -> WorkerGroup:
+    def _follow(self) -> None:
+        """Let workers be created again with the current policies, where they have others."""
         policy_map = self._policy_view.policy_map
-        if self._workers is None:
-            self._workers = WorkerGroup(
-                EvaluationWorker, self._settings, self._policy_sync, self._seed, self._engine,
-                self._settings.num_envs_per_worker, self._metrics, label="evaluation worker",
-                first=self._first, declared=self._declared,
-            )  # fmt: skip
-        elif policy_map is not self._playing:
+        if policy_map is not self._playing:
             for index in range(len(self._workers)):
                 self._workers.outdate(index)
             for method, args in self._calls.items():
-                self._workers.call_all(EvaluationWorker.call_envs, method, args)
-        else:
-            return self._workers
-        self._policy_sync.mark_sent()
-        self._playing = policy_map
-        return self._workers
+                self._workers.call_all(RolloutWorker.call_envs, method, args)
+            self._policy_sync.mark_sent()
+            self._playing = policy_map
 
 
 def sealed(settings: AlgorithmConfig) -> WorkerSettings | None:

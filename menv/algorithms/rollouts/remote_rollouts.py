@@ -124,9 +124,8 @@ class RemoteRollouts:
         self._each = num_envs
         self._policy_sync = PolicySync(policy_view)
         self.workers = WorkerGroup(
-            RolloutWorker, config, self._policy_sync, seed, engine, num_envs, metrics, early,
-            declared=declared, leaves_out=True,
-        )  # fmt: skip
+            config, self._policy_sync, seed, engine, num_envs, metrics, early, declared=declared
+        )
         self._queues = [FragmentQueue() for _ in range(config.num_workers)]
         self._ahead = config.max_staleness if config.overlap else 0
         # Sums of the consumed fragments, and of the run before a checkpoint.

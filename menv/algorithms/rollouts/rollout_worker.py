@@ -1,6 +1,7 @@
 """A rollout worker: samples in another process, created from a `WorkerInit` and kept up to date by `PolicyUpdate`s.
 
-`remote_rollouts` starts it and requests fragments. It imports no torch, unless a policy acts with it.
+`remote_rollouts` requests fragments to learn from, `evaluation_runner` the quotas of evaluations. It imports no torch,
+unless a policy acts with it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from menv import rng
+from menv.adapters.adapter import Adapter
 from menv.adapters.validation import check_worker
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.rollouts.environments import create_envs
+from menv.algorithms.rollouts.environments import create_envs, create_evaluation_envs
+from menv.algorithms.rollouts.evaluation import Evaluation, EvaluationShare
 from menv.algorithms.rollouts.local_rollouts import LocalRollouts, freeze
 from menv.algorithms.rollouts.worker_messages import (
     Fragment,
@@ -41,57 +44,85 @@ def import_runtime() -> None:
     import menv.inference.onnx_backend  # noqa: F401 - the slowest one
 
 
-class RolloutWorker(LocalRollouts):
-    """Samples the share of the sub-environments that its placement says."""
+class RolloutWorker:
+    """Samples the share of the sub-environments that its placement says: fragments, or the quotas of evaluations."""
 
     def __init__(self, worker_init: WorkerInit) -> None:
-        config, placement = open_settings(worker_init), worker_init.placement
-        self._worker_policies = worker_init.worker_policies
+        config, placement = worker_init.settings.config, worker_init.placement
+        set_log_level(config.log_level)
+        worker_init.settings.registered.register()
+        self._init, self._policies = worker_init, worker_init.worker_policies
         # Remote environments are watched from here.
-        seconds = None if config.remote_worker_envs else config.env_timeout
+        self._seconds = None if config.remote_worker_envs else config.env_timeout
         if config.seed is not None:
             rng.seed_process(worker_init.seed, placement.worker_index)
-        with creation(seconds):
-            first, base_env = create_envs(config, placement)
-        where = f"worker {placement.worker_index}"
-        check_worker(where, base_env, first, worker_init.declared, worker_init.num_envs)
-        callbacks = read_callbacks(config["callbacks"])
-        super().__init__(
-            config, base_env, self._worker_policies, callbacks, worker_init.seed, Metrics(0), placement
-        )
-        self.later = config.overlap and not self.hooked
-        self._counted = WorkerCounters()
-        self.guard = Watchdog(seconds, self._progress)
-        if worker_init.state is not None:
-            self.resume(worker_init.state)
+        seed = worker_init.seed
+        self._metrics, self._counted = Metrics(0), WorkerCounters()
+        self._rollouts: LocalRollouts
+        self._evaluation: Evaluation
+        self._source: LocalRollouts | Evaluation
+        if placement.in_evaluation:
+            # It creates its environments when it begins, with random numbers of its own.
+            callbacks = read_callbacks(config["callbacks"])
+            self._source = self._evaluation = Evaluation(
+                config, self._policies, self._make_envs, callbacks, seed, placement
+            )
+        else:
+            base_env, callbacks = self._make_envs(config), read_callbacks(config["callbacks"])
+            self._source = self._rollouts = LocalRollouts(
+                config, base_env, self._policies, callbacks, seed, self._metrics, placement
+            )
+            self._rollouts.later = config.overlap and not self._rollouts.hooked
+        self._source.guard = Watchdog(self._seconds, self._progress)
+        if worker_init.state is not None and not placement.in_evaluation:
+            self._rollouts.resume(worker_init.state)
+
+    def _make_envs(self, config: AlgorithmConfig) -> Adapter:
+        init, placement = self._init, self._init.placement
+        with creation(self._seconds):
+            first, base_env = (
+                create_evaluation_envs(config, None, placement)
+                if placement.in_evaluation
+                else create_envs(config, placement)
+            )
+        num_envs = 0 if placement.in_evaluation else init.num_envs
+        check_worker(placement.label, base_env, first, init.declared, num_envs)
+        return base_env
 
     def take(self, update: PolicyUpdate) -> None:
         """Apply an update of the policies."""
-        self._worker_policies.take(update)
+        self._policies.take(update)
+
+    def quota(self, number: int, update: PolicyUpdate) -> EvaluationShare:
+        """Apply an update and run the episodes of evaluation `number`."""
+        # No episode is running.
+        self.take(update)
+        with collect_warnings() as faults:
+            return self._evaluation.play(number)._replace(warnings=faults)
 
     def fragment(self, weights_seq_no: int | None, explore: bool) -> Fragment:
         """Return one fragment; rows carry `weights_seq_no` unless it is None."""
+        rollouts = self._rollouts
         # The statistics of a received filter already include its buffered changes.
-        for filters in synced_filters(self._worker_policies.policies).values():
+        for filters in synced_filters(self._policies.policies).values():
             for one in filters.values():
                 one.reset_state()
-        for group in self._worker_policies.groups:
+        for group in self._policies.groups:
             group.weights_seq_no = weights_seq_no
-        self.sampler.explore = explore
+        rollouts.sampler.explore = explore
         with collect_warnings() as faults:
-            batch = self.sample()
-        counted = self.counters
+            batch = rollouts.sample()
+        counted = rollouts.counters
         counted.digest = Digest(*counted.digest.state())
         counters, self._counted = counted.since(self._counted), counted
-        now = self.sampler.state()
+        now = rollouts.sampler.state()
         state = SamplerState(steps=now.steps, begun=now.begun, running=now.running)
-        return Fragment(
-            batch, counters, state, self._metrics.take(), self._seen(), faults, self.timers.take()
-        )
+        metrics, timers = self._metrics.take(), rollouts.timers.take()
+        return Fragment(batch, counters, state, metrics, self._seen(), faults, timers)
 
     def switch(self, worker_policies: PolicyView) -> None:
         """Switch to the current policies; running episodes keep theirs."""
-        own = self._worker_policies
+        own = self._policies
         added = worker_policies.groups[len(own.groups) :]
         for mine, newer in zip(own.groups, worker_policies.groups, strict=False):
             mine.strategy.update_policies(newer.strategy)
@@ -111,30 +142,36 @@ class RolloutWorker(LocalRollouts):
         own.postprocessor = worker_policies.postprocessor.over(groups, policies, own.postprocessor.left_out)
         own.policy_map, own.policies = worker_policies.policy_map, policies
         freeze(own)
-        self.sampler.policies = policies
-        self.follow(added)
+        self._rollouts.sampler.policies = policies
+        self._rollouts.follow(added)
         own.groups = groups
 
+    def running_ids(self) -> set[int] | None:
+        return self._rollouts.running_ids()
+
+    def seats_playing(self) -> set[str]:
+        return self._rollouts.seats_playing()
+
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """Call a method of its sub-environments."""
+        return self._source.call_envs(method, args)
+
+    def stop(self) -> None:
+        """Close the environments."""
+        self._source.stop()
+
     def _progress(self) -> int:
-        steps = getattr(self.base_env, "env_steps", None)
+        steps = getattr(self._source.base_env, "env_steps", None)
         return 0 if steps is None else int(steps.sum())
 
     def _seen(self) -> Filters:
         found: Filters = {}
-        for policy_id, filters in synced_filters(self._worker_policies.policies).items():
+        for policy_id, filters in synced_filters(self._policies.policies).items():
             for position, one in filters.items():
                 if one.is_training:
                     found.setdefault(policy_id, []).append((position, one.copy()))
                     one.reset_state()
         return found
-
-
-def open_settings(worker_init: WorkerInit) -> AlgorithmConfig:
-    """Return the settings of a worker, after registering the driver's environment names here."""
-    config = worker_init.settings.config
-    set_log_level(config.log_level)
-    worker_init.settings.registered.register()
-    return config
 
 
 @contextmanager

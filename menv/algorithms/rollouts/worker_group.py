@@ -16,7 +16,7 @@ from typing import Any
 from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.environments import WorkerPlacement
-from menv.algorithms.rollouts.rollout_worker import import_runtime
+from menv.algorithms.rollouts.rollout_worker import RolloutWorker, import_runtime
 from menv.algorithms.rollouts.worker_messages import (
     PolicyUpdate,
     PolicyView,
@@ -145,15 +145,14 @@ class WorkerGroup:
     continues from. So a worker that is lost, interrupted, or to begin elsewhere is just created again, with the next
     request to it.
 
-    `make` creates a worker from its `WorkerInit`. `early` are processes that the engine has started already and that
-    hold no worker, `first` the settings before callbacks received the algorithm, `declared` the spaces of the driver's
-    environment. `metrics` record the episodes of lost workers as faulty. With `leaves_out` the group continues without
-    workers that Ray has no room for: they are `absent` until it has. `lost` counts replaced workers.
+    `early` are processes that the engine has started already and that hold no worker, `settings` those from before
+    callbacks received the algorithm, `declared` the spaces of the driver's environment. `metrics` record the episodes
+    of lost workers as faulty. Training continues without workers that Ray has no room for: they are `absent` until it
+    has. `lost` counts replaced workers.
     """
 
     def __init__(
         self,
-        make: Callable[[WorkerInit], object],
         config: AlgorithmConfig,
         policy_sync: PolicySync,
         seed: int,
@@ -162,26 +161,23 @@ class WorkerGroup:
         metrics: Metrics,
         early: Sequence[RemoteActor] = (),
         *,
-        label: str = "worker",
-        first: WorkerSettings | None = None,
+        settings: WorkerSettings | None = None,
         declared: Declared | None = None,
-        leaves_out: bool = False,
+        in_evaluation: bool = False,
     ) -> None:
         count = config.num_workers
         self.seed = seed
         self.states: list[SamplerState | None] = [None] * count
         self.absent: set[int] = set()
         self.lost = 0
-        self._make = make
         # Callbacks may hold the algorithm or open files later, which workers do not need.
-        self._settings = first or sealed_settings(config)
+        self._settings = settings or sealed_settings(config)
         self._policy_sync = policy_sync
         self._engine = engine
         self._each = num_envs
         self._metrics = metrics
-        self._label = label
         self._declared = declared or {}
-        self._leaves_out = leaves_out
+        self._in_evaluation = in_evaluation
         self._stopped = False
         self._warned: set[str] = set()
         # Errors of each worker since its last answer, the first cause first.
@@ -194,7 +190,7 @@ class WorkerGroup:
         # Workers that are created before their next request, and whether in another process.
         self._outdated: dict[int, bool] = dict.fromkeys(range(count), False)
         self._actors = [*early] or [
-            engine.start(import_runtime, label=f"{label} {index + 1}") for index in range(count)
+            engine.start(import_runtime, label=self._placement(index).label) for index in range(count)
         ]
 
     def __len__(self) -> int:
@@ -242,7 +238,7 @@ class WorkerGroup:
                 self._start(index)
             else:
                 self._ready.discard(index)
-                self._actors[index].create(self._make, self._worker_init(index))
+                self._actors[index].create(RolloutWorker, self._worker_init(index))
                 self._asked[index].append(CREATE)
                 del self._outdated[index]
         self._actors[index].ask(method, *args)
@@ -326,23 +322,33 @@ class WorkerGroup:
         self._outdated[index] = True
         self._actors[index].kill()
         self._ready.discard(index)
-        label = f"{self._label} {index + 1}"
-        self._actors[index] = self._engine.start(self._make, self._worker_init(index), label=label)
+        worker_init = self._worker_init(index)
+        self._actors[index] = self._engine.start(
+            RolloutWorker, worker_init, label=worker_init.placement.label
+        )
         self._asked[index] = [CREATE]
         del self._outdated[index]
 
     def _worker_init(self, index: int) -> WorkerInit:
-        placement = WorkerPlacement(index + 1, recreated=index in self._recreated)
         policies = self._policy_sync.worker_policies()
         return WorkerInit(
-            self._settings, placement, policies, self.seed, self._declared, self._each, self.states[index]
+            self._settings,
+            self._placement(index),
+            policies,
+            self.seed,
+            self._declared,
+            self._each,
+            self.states[index],
         )
+
+    def _placement(self, index: int) -> WorkerPlacement:
+        return WorkerPlacement(index + 1, index in self._recreated, self._in_evaluation)
 
     def _leave_out(self, index: int, error: NoRoomError) -> None:
         """Continue without a worker, if there are others; a new one waits for room."""
         self._start(index)
         running = len(self) - len(self.absent) - 1
-        if not running or not self._leaves_out:
+        if not running or self._in_evaluation:
             self.absent.clear()
             raise error
         self.absent.add(index)
