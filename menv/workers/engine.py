@@ -185,12 +185,8 @@ class RemoteError(MenvError):
 class RemoteTraceback(Exception):  # noqa: N818 - a text, not an error
     """The traceback of an exception in another process, as text."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
     def __str__(self) -> str:
-        return f"\n{self.text}"
+        return f"\n{self.args[0]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,27 +150,24 @@ class EnvServer:
 
     def _events(self, ready: Ready) -> PollEvents | None:
         """Return the events of a `Ready` with the driver's numbers; None without any."""
-        events = (ready.ended, ready.unclaimed, ready.episodes, ready.joined, ready.shared_infos)
-        if not any(events) and not ready.faults:
+        found = (
+            ready.ended, ready.unclaimed, ready.episodes, ready.joined, ready.faults, ready.shared_infos,
+        )  # fmt: skip
+        if not any(found):
             return None
-        ended, unclaimed, episodes, joined, infos = ([*map(self._renumbered, entries)] for entries in events)
-        faults = [self._renumbered_fault(fault) for fault in ready.faults]
-        return PollEvents(ended, unclaimed, episodes, joined, faults, infos)
+        return PollEvents(*([*map(self._renumbered, entries)] for entries in found))
 
     def _renumbered(self, entry: Any) -> Any:
-        changes = {"env_id": self._index}
+        changes: dict[str, Any] = {"env_id": self._index}
         if "env_index" in entry._fields:
             changes["env_index"] = self._index
         if "slot" in entry._fields:
             changes["slot"] = entry.slot * self._count + self._index
+        if isinstance(entry, EnvFault):
+            where = f" in {entry.where} of env "
+            message, _, place = entry.line.rpartition(f"{where}0")
+            changes["line"] = f"{message}{where}{self._index}{place}"
         return entry._replace(**changes)
-
-    def _renumbered_fault(self, fault: EnvFault) -> EnvFault:
-        where = f" in {fault.where} of env "
-        message, _, place = fault.line.rpartition(f"{where}0")
-        return fault._replace(
-            env_id=self._index, env_index=self._index, line=f"{message}{where}{self._index}{place}"
-        )
 
     @contextmanager
     def _called(self) -> Iterator[None]:
@@ -181,7 +178,7 @@ class EnvServer:
                 yield
         except MenvError as error:
             if error._fault is not None:
-                error._fault = self._renumbered_fault(error._fault)
+                error._fault = self._renumbered(error._fault)
             if error.args:
                 # Only the first one is menv's; later ones may be of what an environment said.
                 error.args = (str(error.args[0]).replace("env 0", f"env {self._index}", 1), *error.args[1:])

@@ -150,7 +150,7 @@ def test_what_a_method_raises_arrives_with_its_remote_traceback(there: RemoteAct
         there.answer()
     assert isinstance(caught.value.__cause__, RemoteTraceback)
     assert "in worker 1:" in str(caught.value.__cause__)
-    assert "homes.py" in caught.value.__cause__.text
+    assert "homes.py" in str(caught.value.__cause__)
     assert there.answer() == 1
 
 

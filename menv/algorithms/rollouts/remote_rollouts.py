@@ -63,38 +63,6 @@ def locked(method: F) -> F:
     return call  # type: ignore[return-value]
 
 
-class FragmentQueue:
-    """Fragments of one worker that nothing has consumed yet.
-
-    Fragments of a lost worker may still wait here. `error` was raised instead of a fragment.
-    """
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.waiting: deque[Fragment] = deque()
-
-    def __len__(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def waiting_steps(self) -> int:
-        """Env steps of the fragments that wait; any thread may ask."""
-        return sum(fragment.batch.env_steps() for fragment in list(self.waiting))
-
-    def check(self) -> None:
-        """Raise the stored error, once."""
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-
-    def drop(self, policy_id: str) -> None:
-        """Drop the data of a removed policy; a new policy may get its id."""
-        for place, fragment in enumerate(self.waiting):
-            fragment.batch.policy_batches.pop(policy_id, None)
-            filters = {name: seen for name, seen in fragment.filters.items() if name != policy_id}
-            self.waiting[place] = fragment._replace(filters=filters)
-
-
 class RemoteRollouts:
     """Workers that sample; see `LocalRollouts`.
 
@@ -126,7 +94,10 @@ class RemoteRollouts:
         self.workers = WorkerGroup(
             config, self._policy_sync, seed, engine, num_envs, metrics, early, declared=declared
         )
-        self._queues = [FragmentQueue() for _ in range(config.num_workers)]
+        # Fragments of each worker that nothing has consumed yet; its worker may be lost by now.
+        self._queues = [deque[Fragment]() for _ in range(config.num_workers)]
+        # What was raised instead of a fragment, by worker.
+        self._errors: dict[int, Exception] = {}
         self._ahead = config.max_staleness if config.overlap else 0
         # Sums of the consumed fragments, and of the run before a checkpoint.
         self.counters = WorkerCounters()
@@ -141,7 +112,8 @@ class RemoteRollouts:
 
     @property
     def steps_under_way(self) -> int:
-        return sum(queue.waiting_steps for queue in self._queues)
+        # Any thread may ask.
+        return sum(fragment.batch.env_steps() for queue in self._queues for fragment in list(queue))
 
     @property
     def num_envs(self) -> int:
@@ -161,7 +133,8 @@ class RemoteRollouts:
                 for index in present:
                     self.workers.ask(index, RolloutWorker.take, sent)
         for index in present:
-            self._queues[index].check()
+            if (error := self._errors.pop(index, None)) is not None:
+                raise error
             if not self._queues[index]:
                 self._ask(index, 1)
         # No fragment is consumed before all have arrived: if a worker raises, the others' wait for the next call.
@@ -186,7 +159,7 @@ class RemoteRollouts:
         answer = self.workers.answer(index)
         if isinstance(answer, Fragment):
             self.workers.states[index] = answer.state
-            self._queues[index].waiting.append(answer)
+            self._queues[index].append(answer)
 
     def _receive_all(self, index: int) -> None:
         """Wait for the fragments of a worker that are under way."""
@@ -195,7 +168,7 @@ class RemoteRollouts:
                 self._receive(index)
             except Exception as error:
                 # Raised with the next fragment.
-                self._queues[index].error = error
+                self._errors[index] = error
 
     def _call_all(self, method: Callable[[RolloutWorker, *Ts], T], *args: *Ts) -> list[T]:
         """Call a method of each present worker, one after the other."""
@@ -209,9 +182,7 @@ class RemoteRollouts:
     def sample(self) -> MultiAgentBatch:
         self.prepare()
         self._prepared = False
-        return self._together(
-            {index: queue.waiting.popleft() for index, queue in enumerate(self._queues) if queue}
-        )
+        return self._together({index: queue.popleft() for index, queue in enumerate(self._queues) if queue})
 
     @locked
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
@@ -230,7 +201,11 @@ class RemoteRollouts:
         for index, queue in enumerate(self._queues):
             # Requested fragments still hold the removed policy.
             self._receive_all(index)
-            queue.drop(policy_id)
+            # A new policy may get its id.
+            for place, fragment in enumerate(queue):
+                fragment.batch.policy_batches.pop(policy_id, None)
+                filters = {name: seen for name, seen in fragment.filters.items() if name != policy_id}
+                queue[place] = fragment._replace(filters=filters)
 
     @locked
     def running_ids(self) -> set[int] | None:
@@ -258,7 +233,7 @@ class RemoteRollouts:
     def state(self) -> SamplerState:
         """Return the state of the episodes; it counts fragments that were sampled ahead, and does not hold them."""
         total = WorkerCounters()
-        for counters in (self.counters, *(one.counters for queue in self._queues for one in queue.waiting)):
+        for counters in (self.counters, *(one.counters for queue in self._queues for one in queue)):
             total.add(counters)
         states = [state for state in self.workers.states if state is not None]
         return joined_state(states, total, self._unrolls)
@@ -276,7 +251,7 @@ class RemoteRollouts:
 
     def _begin_again(self, state: SamplerState, shares: Sequence[SamplerState | None], seed: int) -> None:
         self.counters, self._unrolls, self._prepared = WorkerCounters.of(state), state.pieces, False
-        self._queues = [FragmentQueue() for _ in self._queues]
+        self._queues, self._errors = [deque() for _ in self._queues], {}
         self.workers.start_from(seed, shares)
 
     @property
