@@ -1,7 +1,7 @@
 """Recipes: what distinguishes the algorithms for one policy: its network, its batch columns, its learner.
 
 `menv.algorithms.algorithm` keeps one for each policy, so that policies of several algorithms train on one sampler.
-`PPORecipe`, `DQNRecipe` and `QMIXRecipe` implement it, and `register_algorithm` adds yours.
+`PPORecipe`, `DQNRecipe`, `QMIXRecipe` and `SACRecipe` implement it, and `register_algorithm` adds yours.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Learner(Protocol):
     Only checkpoints need `state` and `set_state`. A learner may also have these, as menv's have:
 
     - `check_state(state)` raises `ConfigError` where `set_state` would, and changes nothing.
-    - `take(weights)` copies layers that another policy has trained, for `model={"shared_layers": ...}`.
+    - `take(weights)` copies layers that another policy has trained, for `model={"shared_layers": ...}`; without it
+      `set_weights` does.
     - `has_first_weights`, if it scales weights with the size of the rewards, is set to True for random weights, whose
       outputs have no unit.
 

@@ -99,6 +99,24 @@ def test_a_registered_algorithm_trains_a_policy_next_to_ppo_and_resumes_without_
 
 
 @pytest.mark.usefixtures("registered")
+def test_an_own_algorithm_shares_layers_with_ppo_by_set_weights() -> None:
+    shared = {"model": {"shared_layers": "board", "fcnet_hiddens": [8], "fcnet_activation": "tanh"}}
+    settings = mixed("RegisteredA2C")
+    settings["multiagent"]["policies"] = {
+        "ppo": PolicySpec(config=shared),
+        "a2c": PolicySpec(algorithm="RegisteredA2C", config=shared),
+    }
+    with PPO(env=TicTacToe, config=settings) as algo:
+        before = algo.get_weights()["a2c"]
+        algo.train()
+        ppo, a2c = (algo.get_weights()[name] for name in ("ppo", "a2c"))
+    for name in ("policy.0.weight", "policy.0.bias", "value.0.weight", "value.0.bias"):
+        np.testing.assert_array_equal(ppo[name], a2c[name])
+        assert (a2c[name] != before[name]).any()
+    assert (ppo["policy.out.weight"] != a2c["policy.out.weight"]).any()
+
+
+@pytest.mark.usefixtures("registered")
 def test_a_checkpoint_of_a_registered_algorithm_needs_no_class(tmp_path: Path) -> None:
     with OwnA2C(config()) as algo:
         algo.train()

@@ -129,6 +129,18 @@ def test_sac_learns_from_recorded_episodes(tmp_path: Path) -> None:
         assert before < -5.0 < algo.evaluate()["evaluation"]["episode_reward_mean"]
 
 
+def test_two_policies_share_the_hidden_layers_of_their_actors_alone() -> None:
+    together = PolicySpec(config={"model": {"shared_layers": "eyes", "fcnet_hiddens": [8]}})
+    policies = {**EACH, "policies": {"ann": together, "bob": together}}
+    with SAC(env=Aims, config={**QUICK, "multiagent": policies}) as algo:
+        before = algo.get_weights()["ann"]
+        algo.train()
+        ann, bob = (algo.get_weights()[name] for name in ("ann", "bob"))
+    assert (ann["policy.0.weight"] != before["policy.0.weight"]).any()
+    same = {name for name in ann if np.array_equal(ann[name], bob[name])}
+    assert same == {"policy.0.weight", "policy.0.bias"}
+
+
 def test_a_policy_folder_acts_without_torch(tmp_path: Path) -> None:
     with SAC(env="Pendulum-v1", config=QUICK) as algo:
         wanted = algo.get_policy().act([1.0, 0.0, 0.5])
@@ -144,6 +156,7 @@ def test_a_policy_folder_acts_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("settings", "what"), [
     ({"tau": 0.01, "target_network_update_freq": 100}, "target_network_update_freq"), ({"tau": 0.0}, "tau"),
     ({"initial_alpha": 0.0}, "initial_alpha"), ({"critic_obs": "mine"}, "critic_obs"),
+    ({"critic_obs_size": 4}, "critic_obs_size is 4 without critic_obs"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(settings: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):

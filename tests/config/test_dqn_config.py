@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from menv import PolicySpec
-from menv.algorithms import DQNConfig, PPOConfig
+from menv.algorithms import DQNConfig, PPOConfig, register_algorithm
 from menv.algorithms.config.read_config import adopt, override, read_config
 from menv.algorithms.config.stored_config import restored_config, stored_config
+from menv.algorithms.dqn.dqn import DQNRecipe
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 
@@ -108,6 +109,15 @@ def test_settings_that_cannot_work_are_refused_in_one_line(name: str, config: di
         read_config(DQNConfig, config)
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_fragments_hold_the_sequences_of_an_own_algorithm_that_replays_experience() -> None:
+    class Replaying(DQNRecipe):
+        name = "Replaying"
+
+    register_algorithm("Replaying", Replaying())
+    policies = {"a": PolicySpec(algorithm="Replaying", config=MEMORY.config), "b": None}
+    assert read_config(DQNConfig, {"multiagent": {"policies": policies}}).fragment_length(64) == 11
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig
 from menv.algorithms.config.field_checks import FASTEST, LARGEST, MOST_ROWS, check_most
 from menv.algorithms.config.schedule import LearningConfig
 from menv.algorithms.config.setting import Settings, by_name, prefixed, setting
+from menv.algorithms.recipe import recipe_named
 from menv.errors import ConfigError
 from menv.policy_spec import PolicySpec
 
@@ -232,29 +233,33 @@ class ReplayConfig(LearningConfig):
     def _longest_reach(self) -> int:
         if self.batch_mode == "complete_episodes":
             return 0
-        owns = (spec.config.get("n_step") for spec in self._specs() if spec.config)
+        owns = (spec.config.get("n_step") for spec in self._specs().values() if spec.config)
         return max(self.target_steps(), *(own for own in owns if isinstance(own, int)), 0)
 
     def _longest_memory(self) -> int:
         main = self.model
         found = [main.max_seq_len if self.replays_sequences else 0]
-        for spec in self._specs():
+        for policy_id, spec in self._specs().items():
             own = (spec.config or {}).get("model")
             if isinstance(own, ModelConfig):
                 own = {name: getattr(own, name) for name in _MEMORY}
-            # Policies that PPO trains replay nothing. Invalid settings are refused when the policy is created.
-            if isinstance(own, Mapping) and spec.trained_by in (None, "DQN", "QMIX"):
+            # Policies that learn on-policy replay nothing. Invalid settings are refused when the policy is created.
+            if isinstance(own, Mapping) and (spec.trained_by is None or _replays(policy_id, spec.trained_by)):
                 lstm, gru, length = (own.get(name, getattr(main, name)) for name in _MEMORY)
                 found.append(length if (lstm or gru) and isinstance(length, int) else 0)
         return min(max(found), _LONGEST)
 
-    def _specs(self) -> list[PolicySpec]:
+    def _specs(self) -> dict[str, PolicySpec]:
         given = self.multiagent.policies
         return (
-            [PolicySpec.of(name, value) for name, value in given.items()]
+            {name: PolicySpec.of(name, value) for name, value in given.items()}
             if isinstance(given, Mapping)
-            else []
+            else {}
         )
+
+
+def _replays(policy_id: str, algorithm: str) -> bool:
+    return recipe_named(algorithm, f"policies[{policy_id!r}]: algorithm").off_policy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from menv.algorithms.config.field_checks import FASTEST, LARGEST
 from menv.algorithms.config.setting import by_name, setting
 from menv.algorithms.off_policy.config import ReplayConfig
+from menv.errors import ConfigError
 
 
 @by_name
@@ -41,3 +42,11 @@ class SACConfig(ReplayConfig):
     the agent. The policy never sees this input."""
     critic_obs_size: int | None = None
     """The size of that input, which these set."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.critic_obs is None and self.critic_obs_size is not None:
+            raise ConfigError(
+                f"SAC: critic_obs_size is {self.critic_obs_size} without critic_obs, expected None; leave it out, or "
+                'set critic_obs to "state" or "all_agents"'
+            )

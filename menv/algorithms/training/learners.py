@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 
-_ALGORITHMS = ("DQN", "PPO")
 _ALONE = 'give it config={"model": {"shared_layers": None}}'
 
 
@@ -99,10 +98,9 @@ class SharedLayers:
 
 def _trunk_of(network: NetworkSpec, recipe: Recipe, where: str) -> Trunk:
     trunk = network.trunk()
-    if trunk is None or recipe.name not in _ALGORITHMS:
+    if trunk is None:
         raise ConfigError(
-            f"{where} for {recipe.name} on {type(network).__name__}, expected {' or '.join(_ALGORITHMS)} on the stock "
-            f"network; {_ALONE}"
+            f"{where} for {recipe.name} on {type(network).__name__}, expected a stock network of one agent; {_ALONE}"
         )
     if not trunk.shapes:
         raise ConfigError(f"{where} without hidden layers, expected at least one; set model.fcnet_hiddens")
@@ -274,8 +272,11 @@ class Learners:
             policy.set_weights({**policy.get_weights(), **part})
         else:
             built.networks.backend.set_weights(index, {**built.networks.backend.get_weights(index), **part})
-        if policy_id in self._learners:
-            cast(Any, self._learners[policy_id]).take(part)
+        learner: Any = self._learners.get(policy_id)
+        if hasattr(learner, "take"):
+            learner.take(part)
+        elif learner is not None:
+            learner.set_weights({**learner.weights(), **part})
 
     def _network_of(self, policy_id: str) -> tuple[BuiltPolicies, int]:
         built = next(built for built in self.nets if policy_id in built.group.policy_ids)
