@@ -20,7 +20,6 @@ from msgspec import Struct
 from menv.adapters.episode_broker import ByteBudget, EpisodeBroker, LoggedReturns
 from menv.base_env import ALL, SINGLE_AGENT
 from menv.env_context import InputContext
-from menv.serving import value_readers
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
     Answer,
@@ -38,7 +37,7 @@ from menv.serving.protocol import (
     error_reply,
 )
 from menv.serving.transports.server import Reply
-from menv.serving.value_readers import StepReader
+from menv.serving.value_readers import REWARDS, StepReader
 
 
 @dataclass(slots=True)
@@ -332,7 +331,7 @@ class ActionRequestHandler:
         info, done = read_info(request.info), request.done or {}
         if not request.reward and not info and not done:
             return None
-        paid = value_readers.reward(request.reward) if request.reward else ({} if multi else 0.0)
+        paid = REWARDS.read(request.reward, "reward") if request.reward else ({} if multi else 0.0)
         if isinstance(paid, dict) is not multi:
             kind = "an object of numbers by agent" if multi else "a number"
             raise BadMessageError(ErrorCode.WRONG_TYPE, f"reward: not {kind}, expected {kind}")

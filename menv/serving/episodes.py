@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Any
 
 import gymnasium as gym
 import msgspec
 import numpy as np
-from msgspec import Meta, Raw
+from msgspec import Raw
 
 from menv.adapters.episode_broker import EpisodeBroker
 from menv.base_env import SINGLE_AGENT, AgentId, ExternalSteps, ExternalTrajectory
@@ -38,6 +38,7 @@ from menv.serving.protocol import (
 from menv.serving.value_readers import (
     LARGEST_REWARD,
     BadValueError,
+    Reward,
     Space,
     SpaceReader,
     agent_spaces,
@@ -62,14 +63,11 @@ class _Header(msgspec.Struct, kw_only=True):
     weights_seq_no: Count | None = None
 
 
-_Reward = Annotated[float, Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
-
-
 class _Whole(_Header, kw_only=True):
     """An episode of several agents."""
 
     agents: dict[str, Raw]
-    unclaimed: dict[str, _Reward] | None = None
+    unclaimed: dict[str, Reward] | None = None
     env_steps: Count | None = None
 
 

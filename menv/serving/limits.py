@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields
 
 from menv.errors import ConfigError
+from menv.serving.protocol import MOST_BODY_BYTES
 
-_LARGEST_FRAME = 99_999_999
 MOST_BEFORE_TOKEN = 32_000
 """Bytes of a body that is read from a peer that has not shown the token."""
 
@@ -56,8 +56,8 @@ class Limits:
                     f"Limits.{field.name}: got {value!r}, expected a {'whole ' * whole}number above 0; "
                     f"leave it out for {field.default!r}"
                 )
-        if self.max_body > _LARGEST_FRAME:
+        if self.max_body > MOST_BODY_BYTES:
             raise ConfigError(
-                f"Limits.max_body: got {self.max_body}, expected at most {_LARGEST_FRAME}, which is what eight digits "
+                f"Limits.max_body: got {self.max_body}, expected at most {MOST_BODY_BYTES}, which is what eight digits "
                 "can say; have clients send episodes in chunks"
             )

@@ -85,7 +85,6 @@ class Trainer(Protocol):
 
 TransportName = Literal["http", "tcp"]
 
-_MAX_PORT = 65535
 _NUMBER_BYTES = 26
 """Most bytes of a float in JSON, with comma and blank."""
 _STEP_BYTES = 150
@@ -277,7 +276,7 @@ class PolicyServerInput(ExternalEnvs):
     Args:
         ioctx: The argument of the function `config["input"]`.
         address: Address to bind to; any but loopback needs a token.
-        port: 0 chooses a free one, see `algo.input_address`. A worker's index is added to any other.
+        port: 0 chooses a free one, see `algo.input_address`.
         transport: "http" or "tcp"; or transports that were made, for several ports.
         limits: Limits of each client.
         token: Token that clients must send, see `Access`.
@@ -317,7 +316,7 @@ class RLlinkInput(ExternalEnvs):
     Args:
         ioctx: The argument of the function `config["input"]`.
         address: Address to bind to; any but loopback needs a token, which RLlink's own clients cannot send.
-        port: 0 chooses a free one; a worker's index is added to any other.
+        port: 0 chooses a free one.
         settings: See `PolicyServerInput`.
     """
 
@@ -336,27 +335,15 @@ def _transports(name: str, ioctx: InputContext, port: int, transport: Any) -> Se
             f"{name}: its first argument is a {type(ioctx).__name__}, expected the InputContext "
             f"that the function is given; write lambda ioctx: {name}(ioctx, address, port)"
         )
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= _MAX_PORT:
-        raise ConfigError(
-            f"{name}: port {port!r}, expected an integer from 0 to {_MAX_PORT}; 0 takes one that is free"
-        )
     if isinstance(transport, list | tuple):
         return transport
-    return [_make_transport(transport, port + ioctx.worker_index if port else 0)]
-
-
-_TRANSPORTS = {"tcp": ("tcp", "TcpTransport"), "http": ("http", "HttpTransport")}
-
-
-def _make_transport(transport: object, port: int) -> Transport:
     if isinstance(transport, Transport):
-        return transport
-    if isinstance(transport, str) and transport in _TRANSPORTS:
-        # Some of the modules need an extra.
-        module, name = _TRANSPORTS[transport]
-        made: Transport = getattr(importlib.import_module(f"menv.serving.transports.{module}"), name)(port)
-        return made
-    raise ConfigError(f'transport: {transport!r}, expected "http", "tcp" or a Transport')
+        return [transport]
+    if transport not in ("tcp", "http"):
+        raise ConfigError(f'transport: {transport!r}, expected "http", "tcp" or a Transport')
+    # The module of HTTP needs an extra.
+    module = importlib.import_module(f"menv.serving.transports.{transport}")
+    return [getattr(module, f"{transport.title()}Transport")(port)]
 
 
 def _seconds(value: Any) -> bool:

@@ -23,7 +23,6 @@ from menv.adapters.episode_broker import ByteBudget, EpisodeBroker
 from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, EpisodeError, MenvError
-from menv.serialization import space_to_json
 from menv.serving.action_requests import ActionRequestHandler, ClientState, Decision, Responder
 from menv.serving.episodes import EpisodeIngest
 from menv.serving.limits import Limits
@@ -57,7 +56,7 @@ from menv.serving.protocol import (
 )
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Peer, Reply
-from menv.serving.value_readers import action_spaces_json
+from menv.serving.value_readers import spaces_json
 
 Close = Callable[[], None]
 Work = Coroutine[Any, Any, None]
@@ -139,7 +138,7 @@ class Session:
                 raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
             return _HANDLERS[type(request)](self, request, responder)
         except Exception as error:
-            self._refuse(error, responder, seq)
+            self._sessions.refuse(error, responder, seq)
         return None
 
     async def _after(self, task: asyncio.Task[None], body: bytes, responder: Responder) -> None:
@@ -153,10 +152,7 @@ class Session:
         try:
             await work
         except Exception as error:
-            self._refuse(error, responder)
-
-    def _refuse(self, error: Exception, responder: Responder, seq: int | None = None) -> None:
-        self._sessions.refuse(error, responder, seq)
+            self._sessions.refuse(error, responder)
 
     def lost(self) -> None:
         for task in self._tasks:
@@ -200,7 +196,7 @@ class Session:
             "policies": config.get("policies", {}),
             "explore": config.get("explore"),
         }
-        responder.send(SetConfig(**plain, **more, **sessions.spaces()))
+        responder.send(SetConfig(**plain, **more, **spaces_json(sessions.ioctx)))
 
     async def _take_episodes(self, request: Episodes, responder: Responder) -> None:
         await self._ingest(request, responder)
@@ -385,7 +381,6 @@ class ServerSessions:
         self.ingest = EpisodeIngest(broker, ioctx, limits)
         # Long work is done one after the other.
         self.turn = asyncio.Lock()
-        self._agent_spaces = action_spaces_json(ioctx)
         self.config: dict[str, Any] = {"env_steps_per_sample": 1, "force_on_policy": True}
         self.trainer: Trainer | None = None
         self.retired: frozenset[str] = frozenset()
@@ -424,15 +419,6 @@ class ServerSessions:
         if code == ErrorCode.NOT_ALLOWED and why not in self._told and len(self._told) < _MAX_TOLD:
             self._told.add(why)
             _log.warning("a client was refused (logged once): %s", why)
-
-    def spaces(self) -> dict[str, Any]:
-        """Return the fields of SET_CONFIG that describe the spaces."""
-        if self.ioctx.multi_agent:
-            return self._agent_spaces
-        observation, action = self.ioctx.spaces_of(SINGLE_AGENT)
-        if observation is None or action is None:
-            return {}
-        return {"observation_space": space_to_json(observation), "action_space": space_to_json(action)}
 
     def refuse(self, error: Exception, responder: Responder, seq: int | None = None) -> None:
         """Answer a request that is refused."""

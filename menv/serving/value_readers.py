@@ -342,19 +342,9 @@ def check_masks(obs: Column, space: Space, actions: Space | None, where: str, is
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Batches hold rewards as float32."""
-_REWARD = TypedDecoder(float | dict[str, float])
-
-
-def reward(raw: Raw, where: str = "reward") -> float | dict[str, float]:
-    """Return a finite reward, or one for each of several agents."""
-    paid: float | dict[str, float] = _REWARD.read(raw, where)
-    # Comparisons with NaN are False.
-    if not all(abs(one) <= LARGEST_REWARD for one in (paid.values() if isinstance(paid, dict) else (paid,))):
-        raise BadMessageError(
-            ErrorCode.OUT_OF_RANGE,
-            f"{where}: got a number that is not finite as float32, expected a finite one",
-        )
-    return paid
+Reward = Annotated[float, Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
+REWARDS = TypedDecoder(Reward | dict[str, Reward])
+"""Reads a reward, or one for each of several agents."""
 
 
 def agent_spaces(ioctx: InputContext) -> Callable[[Hashable | None], tuple[Space, Space] | None]:
@@ -376,8 +366,13 @@ def agent_spaces(ioctx: InputContext) -> Callable[[Hashable | None], tuple[Space
     return spaces_of
 
 
-def action_spaces_json(ioctx: InputContext) -> dict[str, Any]:
-    """Return the action spaces in SET_CONFIG of a multi-agent environment; those without JSON form are omitted."""
+def spaces_json(ioctx: InputContext) -> dict[str, Any]:
+    """Return the fields of SET_CONFIG that describe spaces: of several agents those of actions that have JSON forms."""
+    if not ioctx.multi_agent:
+        observation, action = ioctx.spaces_of(SINGLE_AGENT)
+        if observation is None or action is None:
+            return {}
+        return {"observation_space": space_to_json(observation), "action_space": space_to_json(action)}
     own: dict[Hashable, Any] = {}
     for agent, space in {**ioctx.action_spaces, None: ioctx.action_space}.items():
         if space is not None and isinstance(agent, str | None):

@@ -180,7 +180,7 @@ def test_arguments_that_no_client_can_have_are_refused_before_any_server_is_call
 
 
 @pytest.mark.parametrize(("settings", "text"), [
-    *(({"port": port}, "PolicyServerInput: port .*, expected an integer from 0 to 65535; 0")
+    *(({"port": port}, "HttpTransport: port is .*, expected 0 to 65535; 0 takes")
       for port in ("9900", -1, 65536, 1.5, None)),
     *(({"transport": transport}, "^transports?: .*, expected .*Transport") for transport in ([], ["tcp"], 5, "udp")),
     *(({name: value}, f"^{name}: got .*, expected {expected}; leave it out") for name, value, expected in (

@@ -118,22 +118,6 @@ def read_address(text: str) -> ClientAddress:
     return ClientAddress(parts.scheme[:-1] if tls else parts.scheme, parts.hostname, port, tls, path)
 
 
-def check_token(token: object) -> None:
-    """Refuse a token that no transport can send, without quoting it."""
-    if token is None:
-        return
-    if not isinstance(token, str):
-        raise ConfigError(
-            f"PolicyClient: token is a {type(token).__name__}, expected the server's, a text, or None; write str(...) "
-            "of a number"
-        )
-    if token != token.strip() or not (token.isascii() and token.isprintable()):
-        raise ConfigError(
-            "PolicyClient: token has white space around it, line breaks, or characters beyond ASCII, expected the "
-            "server's alone, as a header can hold it; write token.strip() of what a file holds"
-        )
-
-
 def _wrong_address(text: str) -> ConfigError:
     return ConfigError(
         f"PolicyClient: address {text!r:.80}, expected scheme, host and port, the scheme one of "
@@ -143,20 +127,6 @@ def _wrong_address(text: str) -> ConfigError:
 
 MOST_ANSWER_BYTES = 1 << 30
 """Limit for HTTP bodies; a menv server sends nothing longer."""
-
-
-def open_socket(address: ClientAddress, timeout: float) -> socket.socket:
-    """Return a connected socket, with TLS if the address asks for it. `timeout` bounds each later read and write."""
-    opened = socket.create_connection((address.host, address.port), timeout)
-    try:
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if not address.tls:
-            return opened
-        # It trusts this machine's authorities and the file in SSL_CERT_FILE.
-        return ssl.create_default_context().wrap_socket(opened, server_hostname=address.host)
-    except BaseException:
-        opened.close()
-        raise
 
 
 def close_socket(connected: socket.socket) -> None:
@@ -176,8 +146,16 @@ class TcpClientConnection:
     answers_all = False
 
     def __init__(self, address: ClientAddress, timeout: float) -> None:
-        self._address = address
-        self._socket = open_socket(address, timeout)
+        self._socket = socket.create_connection((address.host, address.port), timeout)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if address.tls:
+                # It trusts this machine's authorities and the file in SSL_CERT_FILE.
+                context = ssl.create_default_context()
+                self._socket = context.wrap_socket(self._socket, server_hostname=address.host)
+        except BaseException:
+            self._socket.close()
+            raise
 
     def send(self, body: bytes) -> None:
         self._socket.sendall(frame(body))

@@ -24,12 +24,12 @@ from menv.serving.client.client_session import (
     ClientSession,
     Space,
     action_spaces,
-    check_token,
     element_of,
     read_address,
     to_wire,
 )
 from menv.serving.protocol import EndEpisode, ErrorCode, GetAction, LogAction, LogReturns, StartEpisode
+from menv.serving.transports.access import check_token
 
 if TYPE_CHECKING:
     from menv.serving.client.local_actor import LocalActor
@@ -282,7 +282,8 @@ class PolicyClient:
     ) -> None:
         check_settings(inference_mode, update_interval, timeout, client, seed)
         where = read_address(address)
-        check_token(token)
+        # A server without a token takes any.
+        check_token("PolicyClient.token", token or None)
         self._lock = threading.Lock()
         self._is_closed = False
         self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}

@@ -48,17 +48,7 @@ class Access:
 
     def __post_init__(self) -> None:
         _check_address(self.address)
-        if self.token is not None and (not isinstance(self.token, str) or not self.token.strip()):
-            raise ConfigError(
-                "Access.token: got no text, expected a long "
-                "random text or None; python -c 'import secrets; print(secrets.token_hex())' makes one"
-            )
-        token = self.token or ""
-        if token != token.strip() or not (token.isascii() and token.isprintable()):
-            raise ConfigError(
-                "Access.token: got white space around it, line breaks, or characters beyond ASCII, expected the token "
-                "alone, as a header can hold it; write token.strip() of what a file holds"
-            )
+        check_token("Access.token", self.token)
         if self.token is None and not self.is_loopback:
             raise ConfigError(
                 f"Access.address: got {self.address!r} without a token, expected a loopback address such as "
@@ -144,6 +134,22 @@ class Access:
                 "check both paths"
             ) from error
         return context
+
+
+def check_token(where: str, token: object) -> None:
+    """Refuse a token that no header can hold, without quoting it."""
+    if token is None:
+        return
+    if not isinstance(token, str) or not token.strip():
+        raise ConfigError(
+            f"{where}: got no text, expected a long random text or None; "
+            "python -c 'import secrets; print(secrets.token_hex())' makes one"
+        )
+    if token != token.strip() or not (token.isascii() and token.isprintable()):
+        raise ConfigError(
+            f"{where}: got white space around it, line breaks, or characters beyond ASCII, expected the token alone, "
+            "as a header can hold it; write token.strip() of what a file holds"
+        )
 
 
 def _check_address(address: object) -> None:

@@ -298,15 +298,13 @@ class _HttpProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._connection = HttpConnection(transport)
-        assert self._listener.open is not None
-        self._listener.open.add(self._connection)
+        self._listener.add(self._connection)
         self.app = cast(Any, partial(self._listener.respond, self._connection))
 
     def connection_lost(self, error: Exception | None) -> None:
         # With an error, uvicorn would keep the connection in memory until its timer runs out.
         super().connection_lost(None)
-        assert self._listener.open is not None
-        self._listener.open.remove(self._connection)
+        self._listener.remove(self._connection)
         self._listener.leave(self._connection)
         self._connection.answer(None)
 

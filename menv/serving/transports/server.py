@@ -1,7 +1,7 @@
 """Transports, which carry bodies, and `Server`: one asyncio event loop in a thread, in which they and the sessions run.
 
-A transport receives whole bodies from its peers and hands each to a session, which replies. Its `Connections` bound how
-many peers there are, and how long each may take. Other threads post callbacks into the loop.
+A transport receives whole bodies from its peers and hands each to a session, which replies. It bounds how many peers
+there are, and how long each may take. Other threads post callbacks into the loop.
 """
 
 from __future__ import annotations
@@ -170,56 +170,12 @@ class Connection:
         self.expect(LINGER_S)
 
 
-class Connections:
-    """The open connections of a port. Under a flood of them new ones are refused, and the others stay."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._open: set[Connection] = set()
-        self._num_refused = 0
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def add(self, connection: Connection) -> None:
-        """Add a connection, which is `refused` if there are too many, and aborted if many are refused already."""
-        connection.refused = len(self._open) - self._num_refused >= self._limits.max_connections
-        if connection.refused and self._num_refused >= _MAX_REFUSED:
-            connection.transport.abort()
-        self._num_refused += connection.refused
-        self._open.add(connection)
-        connection.expect(self._limits.handshake_s)
-
-    def remove(self, connection: Connection) -> None:
-        """Forget a connection that is closed."""
-        if connection in self._open:
-            self._open.remove(connection)
-            self._num_refused -= connection.refused
-
-    def end_late_ones(self) -> None:
-        now = monotonic()
-        for connection in list(self._open):
-            connection.end_if_late(now)
-
-    async def end_all(self) -> None:
-        """Close all connections, with a moment for replies that are on their way."""
-        # The loop has yet to add the connections that it has just accepted.
-        await asyncio.sleep(0.002)
-        for end in (methodcaller("close"), methodcaller("abort")):
-            for connection in list(self._open):
-                end(connection.transport)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_S):
-                    while self._open:
-                        await asyncio.sleep(0.002)
-
-
 class Transport(ABC):
     """Carries bodies between the peers of a port and their sessions; 0 chooses a free port. For one server, once.
 
     It checks bodies against `limits` before it holds them in memory and tells a refused peer the reason, stops reading
     from a peer that does not read its replies, and passes exceptions of a session to `faults`, which costs that
-    connection.
+    connection. Under a flood of connections new ones are refused, and the others stay.
     """
 
     faults: ErrorLog
@@ -227,7 +183,6 @@ class Transport(ABC):
     handler: Handler
     limits: Limits
     access: Access
-    open: Connections | None = None
 
     def __init__(self, port: int = 0) -> None:
         if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
@@ -235,6 +190,8 @@ class Transport(ABC):
                 f"{type(self).__name__}: port is {port!r}, expected 0 to 65535; 0 takes one that is free"
             )
         self._port = port
+        self._open: set[Connection] = set()
+        self._num_refused = 0
         self._listening: socket.socket | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -253,21 +210,37 @@ class Transport(ABC):
     @property
     def connections(self) -> int:
         """Number of connected peers. May be read from any thread."""
-        return 0 if self.open is None else len(self.open)
+        return len(self._open)
+
+    def add(self, connection: Connection) -> None:
+        """Add a connection, which is `refused` if there are too many, and aborted if many are refused already."""
+        connection.refused = len(self._open) - self._num_refused >= self.limits.max_connections
+        if connection.refused and self._num_refused >= _MAX_REFUSED:
+            connection.transport.abort()
+        self._num_refused += connection.refused
+        self._open.add(connection)
+        connection.expect(self.limits.handshake_s)
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
+        if connection in self._open:
+            self._open.remove(connection)
+            self._num_refused -= connection.refused
 
     def _bind(self, handler: Handler, limits: Limits, access: Access) -> socket.socket:
         """Open the port, whose connections are watched from now on."""
         listening = self._listening = bind(access.address, self._port)
         self.handler, self.limits, self.access = handler, limits, access
-        self.open = Connections(limits)
-        self._watching = asyncio.get_running_loop().create_task(self._watch(self.open))
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
         return listening
 
-    async def _watch(self, connections: Connections) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4))
             try:
-                connections.end_late_ones()
+                now = monotonic()
+                for connection in list(self._open):
+                    connection.end_if_late(now)
                 self._end_late_sessions()
             except Exception as fault:
                 self.faults.add(fault)
@@ -276,12 +249,20 @@ class Transport(ABC):
         """End sessions whose clients are gone; called from time to time."""
 
     async def _end_all(self) -> None:
+        """Close the port and all connections, with a moment for replies that are on their way."""
         if self._watching is not None:
             self._watching.cancel()
         if self._listening is not None:
             self._listening.close()
-        if self.open is not None:
-            await self.open.end_all()
+        # The loop has yet to add the connections that it has just accepted.
+        await asyncio.sleep(0.002)
+        for end in (methodcaller("close"), methodcaller("abort")):
+            for connection in list(self._open):
+                end(connection.transport)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    while self._open:
+                        await asyncio.sleep(0.002)
 
 
 _log = logging.getLogger("menv.serving")

@@ -82,8 +82,7 @@ class TcpConnection(Connection, asyncio.BufferedProtocol):
         super().__init__(cast(asyncio.Transport, transport))
         # Created once: a session recognises the connection by the identity of `reply`.
         self._reply_fn, self.farewell = self._reply, self._too_slow
-        assert self._listener.open is not None
-        self._listener.open.add(self)
+        self._listener.add(self)
         if self.refused:
             most = self._limits.max_connections
             self._refuse(f"too_many: {most} peers are connected, expected fewer; see Limits.max_connections")
@@ -100,8 +99,7 @@ class TcpConnection(Connection, asyncio.BufferedProtocol):
             self._end()
 
     def _end(self) -> None:
-        assert self._listener.open is not None
-        self._listener.open.remove(self)
+        self._listener.remove(self)
         session, self._session = self._session, None
         if session is not None:
             session.lost()
