@@ -203,10 +203,13 @@ class SampleBatch(Mapping[str, Column]):
             for index, (start, end) in enumerate(spans)
         ]
 
-    def in_pieces(self, most: int) -> SampleBatch:
-        """Return the same rows, sharing the columns, in trajectory chunks of at most `most` rows."""
+    def in_pieces(self, most: int, more: int = 0) -> SampleBatch:
+        """Return the same rows, sharing the columns, in trajectory chunks of at most `most` rows.
+
+        The first piece of a chunk may have `more` rows in addition.
+        """
         since = np.arange(self.count) - np.repeat(self.segments.starts, self.segments.lengths)
-        shorter = self._slices_of(np.arange(self.count), since // most)
+        shorter = self._slices_of(np.arange(self.count), np.maximum(since - more, 0) // most)
         return SampleBatch(self._columns, shorter, self._infos)
 
     @staticmethod

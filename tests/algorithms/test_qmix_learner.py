@@ -147,13 +147,18 @@ def test_lambda_targets_of_four_steps_by_hand(terminated: bool, targets: list[fl
     assert found[0, :2, 0].tolist() == [2.5, 4.0]
 
 
-def losses_of_an_episode(spec: GroupSpec, terminated: bool, **settings: Any) -> dict[str, float]:
+MEMORY = {"use_gru": True, "lstm_cell_size": 5}
+
+
+def losses_of_an_episode(
+    spec: GroupSpec, terminated: bool, first_t: int = 0, **settings: Any
+) -> dict[str, float]:
     """Return what a learner says of four steps that pay 1, 2, 3 and 4, where the group's value is 3 in every state."""
     written = written_batch([4])
     columns: dict[str, Any] = {
         "obs": np.zeros((4, spec.obs_size), np.float32), "actions": np.ones((4, MEMBERS), np.int64),
         "rewards": np.array([1.0, 2.0, 3.0, 4.0], np.float32), "terminateds": np.array([0, 0, 0, terminated], bool),
-        "state_in_0": np.zeros((4, sum(spec.state_sizes)), np.float32),
+        "state_in_0": np.zeros((4, sum(spec.state_sizes)), np.float32), "t": np.arange(4) + first_t,
     }  # fmt: skip
     nothing = np.zeros((1, spec.obs_size), np.float32)
     segments = replace(written.segments, next_obs=nothing, prev_action=np.zeros((1, MEMBERS), np.int64))
@@ -192,9 +197,20 @@ def test_a_recurrent_group_learns_targets_of_a_sequence(
     mixer: Mixer, n_step: int, terminated: bool, targets: list[float]
 ) -> None:
     spec = spec_of(2, mixer=mixer, cell=Cell("gru", 5))
-    model = {"use_gru": True, "lstm_cell_size": 5}
-    stats = losses_of_an_episode(spec, terminated, n_step=n_step, model=model)
+    stats = losses_of_an_episode(spec, terminated, n_step=n_step, model=MEMORY)
     assert stats["mean_q"] == pytest.approx(3.0)
+    assert stats["loss"] == pytest.approx(0.5 * np.mean((3.0 - np.array(targets)) ** 2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "targets"), [({"n_step": 2}, [5.0, 4.0]), ({"td_lambda": 0.5}, [4.75, 4.0])]
+)
+def test_a_recurrent_group_learns_nothing_from_the_burn_in(
+    settings: dict[str, Any], targets: list[float]
+) -> None:
+    spec = spec_of(2, mixer="vdn", cell=Cell("gru", 5))
+    kept = {"replay_buffer_config": {"replay_burn_in": 2}}
+    stats = losses_of_an_episode(spec, True, first_t=6, model=MEMORY, **kept, **settings)
     assert stats["loss"] == pytest.approx(0.5 * np.mean((3.0 - np.array(targets)) ** 2))
 
 

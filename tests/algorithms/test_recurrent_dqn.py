@@ -31,7 +31,7 @@ def lively(seed: int) -> dict[str, Any]:
 def learner(**settings: Any) -> RecurrentDQNLearner:
     sizes: dict[str, Any] = {
         "train_batch_size": 12, "num_steps_sampled_before_learning_starts": 0, "gamma": 0.9,
-        "model": {"max_seq_len": MOST},
+        "model": {"use_lstm": True, "max_seq_len": MOST},
     }  # fmt: skip
     return RecurrentDQNLearner(SPEC, DQNConfig(**{**sizes, **settings}), lively(1), 0)
 
@@ -117,6 +117,68 @@ def test_the_loss_equals_the_loss_of_every_row_unrolled_separately(
     torch.testing.assert_close(terms.loss, torch.stack(losses).mean())
     priorities = 0.9 * np.array(errors) + 0.1 * np.array(means)
     np.testing.assert_allclose(terms.td_errors.numpy(), priorities, rtol=1e-4)
+
+
+def begun_earlier(batch: SampleBatch, piece: int) -> SampleBatch:
+    """Let a piece begin at the fifth timestep of its episode."""
+    start, length = int(batch.segments.starts[piece]), int(batch.segments.lengths[piece])
+    batch["t"][start : start + length] += 4
+    return batch
+
+
+def test_sequences_overlap_by_the_burn_in_and_each_row_after_it_teaches_once() -> None:
+    found = columns_of(
+        learner(n_step=1, replay_buffer_config={"replay_burn_in": 1}), begun_earlier(pieces(), 2)
+    )
+    # Rows 0 to 4, 5 and 6, which begin episodes, and 7 to 9. Row 2 warms up for rows 3 and 4.
+    obs = [[0.0, 0.01, 0.02, 0.03], [0.02, 0.03, 0.04, 0.15], [1.0, 1.01, 1.12], [2.0, 2.01, 2.02, 2.13]]
+    for row, wanted in zip(found["obs"][..., 0].tolist(), obs, strict=True):
+        assert row[: len(wanted)] == pytest.approx(wanted)
+    assert found["valid"].tolist() == [
+        [True] * 3,
+        [False, True, True],
+        [True, True, False],
+        [False, True, True],
+    ]
+    assert found["after"].tolist() == [[1, 2, 3], [0, 2, 3], [1, 2, 0], [0, 2, 3]]
+    np.testing.assert_array_equal(found["state"][:, :3], pieces()["state_in_0"][[0, 2, 5, 7]])
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_sequence_that_only_warms_up_is_left_out(prioritized: bool) -> None:
+    kept = {"replay_burn_in": 2, "prioritized_replay": prioritized}
+    one = learner(replay_buffer_config=kept, training_intensity=120.0)
+    stats = one.learn(begun_earlier(of_lengths([2]), 0), 100)
+    assert (stats["replay_rows"], stats["updates"]) == (0.0, 0.0)
+    stats = one.learn(begun_earlier(of_lengths([3, 2]), 1), 100)
+    assert (stats["replay_rows"], stats["updates"]) == (3.0, 50.0)
+    assert np.isfinite(stats["loss"])
+
+
+@pytest.mark.parametrize("burn_in", [1, 2])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_loss_with_a_burn_in_is_that_of_the_tail_with_the_state_after_the_head(
+    burn_in: int, masked: bool
+) -> None:
+    whole = begun_earlier(pieces(masked), 2)[7:10]
+    one = learner(n_step=2, replay_buffer_config={"replay_burn_in": burn_in})
+    head, state = torch.from_numpy(whole["obs"][:burn_in]), torch.from_numpy(states_of(whole)[:1])
+    _, after = one._network.step(head, None, state)  # type: ignore[attr-defined]
+    tail = whole[burn_in:]
+    tail["state_in_0"][0], tail["state_in_1"][0] = after[0].detach().numpy().reshape(2, 3)
+    plain = learner(n_step=2)
+    burnt, wanted = (
+        each._terms({name: torch.from_numpy(column) for name, column in columns_of(each, rows).items()}, None)
+        for each, rows in ((one, whole), (plain, tail))
+    )
+    torch.testing.assert_close(burnt.loss, wanted.loss)
+    torch.testing.assert_close(burnt.q_taken, wanted.q_taken)
+    torch.testing.assert_close(burnt.td_errors, wanted.td_errors)
+
+
+def states_of(batch: SampleBatch) -> Any:
+    """Return the states before the rows."""
+    return np.concatenate([batch["state_in_0"], batch["state_in_1"]], 1)
 
 
 def test_a_capacity_counts_whole_sequences() -> None:

@@ -171,6 +171,11 @@ DQN_TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("max_seq_len", {"model": {"use_gru": True, "max_seq_len": 10**6}}),
     ("max_seq_len", {"model": {"use_gru": True, "max_seq_len": 1}}),
     ("rollout_fragment_length", {"model": {"use_lstm": True}, "n_step": 1, "rollout_fragment_length": 1}),
+    ("replay_burn_in is 2 without a recurrent model", {"replay_buffer_config": {"replay_burn_in": 2}}),
+    (
+        "replay_burn_in is 20 with sequences of max_seq_len 20",
+        {"model": {"use_gru": True}, "replay_buffer_config": {"replay_burn_in": 20}},
+    ),
     *(
         (name, {"multiagent": {"policies": {"p": PolicySpec(config={name: 8})}}})
         for name in (
@@ -246,6 +251,7 @@ def test_settings_of_dqn_that_cannot_work_are_refused_by_name(name: str, config:
         ("mixing_embed_dim", {"mixing_embed_dim": ENDLESS}),
         ("td_lambda", {"td_lambda": 1.5}),
         ("n_step", {"td_lambda": 0.6, "n_step": 3}),
+        ("without a recurrent model", {"td_lambda": 0.6, "replay_buffer_config": {"replay_burn_in": 2}}),
         ("rollout_fragment_length", {"td_lambda": 0.6, "rollout_fragment_length": 1}),
     ],
 )

@@ -17,7 +17,7 @@ from menv.algorithms.off_policy.config import OffPolicyConfig
 from menv.algorithms.off_policy.learner import ReplayLearner, TDTerms, replayed, td_loss, transitions
 from menv.algorithms.off_policy.replay_buffer import column_of
 from menv.algorithms.recipe import Weights
-from menv.algorithms.training.sequences import Sequences, sequences, state_before
+from menv.algorithms.training.sequences import Sequences, sequences_at, state_before
 from menv.base_env import Column
 from menv.errors import ConfigError
 from menv.inference.heads.head import ILLEGAL
@@ -111,7 +111,8 @@ class RecurrentDQNLearner(DQNLearner):
     """A `DQNLearner` whose buffer holds sequences of at most `max_seq_len` timesteps, for recurrent policies.
 
     As in R2D2 (Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning", section 3)
-    the buffer stores the recurrent state before each sequence. Targets end at the sequence.
+    the buffer stores the recurrent state before each sequence. Targets end at the sequence. The first `replay_burn_in`
+    timesteps of a sequence warm up the state and are not `valid`, unless an episode begins there.
     """
 
     _in_sequences = True
@@ -136,28 +137,33 @@ class RecurrentDQNLearner(DQNLearner):
         """Return the columns [B, ...] of a batch, for B sequences.
 
         obs and next_mask [B, T + 1] include the timestep after the last one; `after` [B, T] is the index at which the
-        target of each timestep bootstraps.
+        target of each timestep bootstraps; `valid` [B, T] marks timesteps to learn from.
         """
-        most = self._settings.model.max_seq_len
-        chunks = batch.in_pieces(most)
-        split = sequences(chunks.segments.lengths, most, width=most)
+        most, burn_in = self._settings.model.max_seq_len, self._settings.replay_buffer_config.replay_burn_in
+        # Each row is learned from in one piece, and a sequence is a piece and the rows before it that warm up.
+        chunks = batch.in_pieces(most - burn_in, burn_in)
+        starts, lengths = chunks.segments.starts, chunks.segments.lengths
+        before = np.where(np.isin(starts, batch.segments.starts), 0, burn_in)
+        split = sequences_at(starts - before, lengths + before, most)
+        warms_up = np.arange(most) < np.where(batch["t"][split.starts] == 0, 0, burn_in)[:, None]
         found = transitions(chunks, self._settings.gamma, self._settings.target_steps())
-        rows, lengths = split.rows, split.lengths
+        rows, lengths, valid = split.rows, split.lengths, split.valid & ~warms_up
         after = np.minimum(np.arange(most) + self._settings.target_steps(), lengths[:, None])
         columns: dict[str, Column] = {
             "obs": _with_next(obs_column(batch["obs"]), split, chunks.segments.next_obs),
             "actions": np.asarray(batch["actions"], np.int64)[rows],
             "returns": found.returns[rows],
             "discounts": found.discounts[rows],
-            "after": np.where(split.valid, after, 0),
-            "valid": split.valid,
+            "after": np.where(valid, after, 0),
+            "valid": valid,
         }
         if self._is_recurrent:
             columns["state"] = state_before(batch, split.starts)
         mask = batch.get(SampleBatch.ACTION_MASK)
         if mask is not None:
             columns["next_mask"] = _with_next(mask, split, chunks.segments.next_mask)
-        return columns
+        teaches = valid.any(1)
+        return columns if teaches.all() else {name: column[teaches] for name, column in columns.items()}
 
     def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> TDTerms:
         obs, state, valid, after = rows["obs"], rows["state"], rows["valid"], rows["after"]

@@ -78,6 +78,10 @@ class ReplayBufferConfig(Settings):
     prioritized_replay_eps: float = setting(1e-6, low=1e-12, high=1, old="eps")
     """Constant added to every absolute TD error, in the unit of the learned Q-values, so that every timestep can be
     sampled."""
+    replay_burn_in: int = setting(0, low=0, old="burn_in")
+    """Number of timesteps at the beginning of a replayed sequence that only warm up the state of a recurrent policy and
+    carry no loss (R2D2, Kapturowski et al. 2019), because the state that was stored is that of older weights. Sequences
+    of one fragment overlap by as many, and a sequence that begins with an episode needs none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,6 +161,7 @@ class ReplayConfig(LearningConfig):
             # The buffer stores sequences at full length.
             check_most("model", "max_seq_len", self.model.max_seq_len, _LONGEST)
             self._check_sequences()
+        self._check_burn_in()
         if self.n_step != "auto":
             fixed = self.rollout_fragment_length
             self._check_reach(_LONGEST if fixed == "auto" else fixed)
@@ -229,6 +234,19 @@ class ReplayConfig(LearningConfig):
                     f"{self._where}: {name} is 1 with a replay buffer of sequences (a recurrent policy or td_lambda), "
                     "which end at the fragment, expected at least 2; raise it"
                 )
+
+    def _check_burn_in(self) -> None:
+        burn_in, most = self.replay_buffer_config.replay_burn_in, self.model.max_seq_len
+        if burn_in and self.model.cell is None:
+            raise ConfigError(
+                f"{self._where}: replay_burn_in is {burn_in} without a recurrent model, expected 0, because there is "
+                "no state to warm up; set model.use_gru or use_lstm, or leave replay_burn_in out"
+            )
+        if burn_in and burn_in >= most:
+            raise ConfigError(
+                f"{self._where}: replay_burn_in is {burn_in} with sequences of max_seq_len {most}, expected at most "
+                f"{most - 1}, because the others are learned from; lower it, or raise model.max_seq_len"
+            )
 
     def _longest_reach(self) -> int:
         if self.batch_mode == "complete_episodes":

@@ -52,8 +52,13 @@ def sequences(lengths: Column, most: int, width: int | None = None) -> Sequences
     number = np.arange(len(piece)) - np.repeat(np.cumsum(parts) - parts, parts)
     starts = (np.cumsum(lengths) - lengths)[piece] + number * most
     own = np.minimum(lengths[piece] - number * most, most)
-    steps = np.arange(int(own.max(initial=0)) if width is None else width)
-    return Sequences(starts[:, None] + np.minimum(steps, own[:, None] - 1), steps < own[:, None])
+    return sequences_at(starts, own, int(own.max(initial=0)) if width is None else width)
+
+
+def sequences_at(starts: Column, lengths: Column, width: int) -> Sequences:
+    """Return the sequences of T = `width` that begin at rows [B] and have so many rows [B]."""
+    steps = np.arange(width)
+    return Sequences(starts[:, None] + np.minimum(steps, lengths[:, None] - 1), steps < lengths[:, None])
 
 
 def state_before(columns: Mapping[str, Any], rows: Column | slice = slice(None)) -> npt.NDArray[np.float32]:
