@@ -107,11 +107,6 @@ class Digest:
         self._add(low, high)
         self.rows += rows
 
-    def since(self, before: Digest) -> Digest:
-        """Return the digest of the rows that were added after `before`, an earlier copy of this one."""
-        (low, high, rows), (low_before, high_before, rows_before) = self.state(), before.state()
-        return Digest((low - low_before) & _MASK, (high - high_before) & _MASK, rows - rows_before)
-
     def hex(self) -> str:
         """Return the sum as 32 hexadecimal digits."""
         low, high, _ = self.state()

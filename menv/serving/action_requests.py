@@ -208,7 +208,7 @@ class ActionRequestHandler:
         self._multi_agent = ioctx.multi_agent
         self._limits = limits
         self._decided = decided
-        self._values = StepReader(ioctx, limits.max_agents)
+        self._values = StepReader(ioctx, limits)
 
     def start(self, state: ClientState, request: StartEpisode, responder: Responder) -> None:
         name = request.episode_id or secrets.token_hex(16)

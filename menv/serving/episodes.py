@@ -43,6 +43,8 @@ from menv.serving.value_readers import (
     SpaceReader,
     agent_spaces,
     check_masks,
+    check_num_agents,
+    known_spaces,
     reader_of,
     unpacked,
 )
@@ -124,11 +126,7 @@ def read_episode(
     pieces: dict[str | None, Piece] = {}
     for agent_id, member in whole.agents.items():
         at = f"{where}.agents[{agent_id[:60]!r}]"
-        spaces = spaces_of(agent_id)
-        if spaces is None:
-            raise BadMessageError(
-                ErrorCode.UNKNOWN_ID, f"{at}: unknown agent, expected one of the environment's"
-            )
+        spaces = known_spaces(spaces_of, agent_id, at)
         found, piece = _reader_of(spaces).read(member, at, widths or {})
         steps = replace(piece.steps, terminated=found.is_terminated, truncated=found.is_truncated)
         pieces[agent_id] = replace(piece, steps=steps)
@@ -316,22 +314,10 @@ class EpisodeIngest:
             raise BadMessageError(
                 ErrorCode.MALFORMED, f"{where}: no field 'id', expected one for an episode of several agents"
             )
-        self.check_num_agents(episode.unclaimed, where)
-        self.check_num_agents(episode.pieces, where)
+        check_num_agents(episode.unclaimed, self._limits, where)
+        check_num_agents(episode.pieces, self._limits, where)
         for agent in episode.unclaimed:
-            if self.spaces_of(agent) is None:
-                raise BadMessageError(
-                    ErrorCode.UNKNOWN_ID,
-                    f"{where}.unclaimed: no agent {agent[:40]!r}, expected one of the environment's",
-                )
-
-    def check_num_agents(self, agents: Collection[str | None], where: str) -> None:
-        """Raise `BadMessageError` if an episode has too many agents."""
-        if len(agents) > self._limits.max_agents:
-            raise BadMessageError(
-                ErrorCode.TOO_MANY,
-                f"{where}: {len(agents)} agents, expected at most {self._limits.max_agents} (Limits.max_agents)",
-            )
+            known_spaces(self.spaces_of, agent, f"{where}.unclaimed")
 
     def _take(
         self, state: ClientState, episode: WireEpisode, number: int | None, where: str, size: int
@@ -373,7 +359,7 @@ class EpisodeIngest:
         progress = state.chunks.get(name)
         if progress is None:
             progress = state.chunks[name] = self._begin(state, name, "GET_POLICIES", "episode_id")
-        self.check_num_agents(progress.policies.keys() | agents, "GET_POLICIES")
+        check_num_agents(progress.policies.keys() | agents, self._limits, "GET_POLICIES")
         return progress.broker_id, progress.policies
 
     def _give_up(self, state: ClientState, names: Sequence[str]) -> None:
@@ -414,7 +400,7 @@ class EpisodeIngest:
         if episode.id is None:
             return
         progress = state.chunks.get(episode.id) or ChunkProgress("")
-        self.check_num_agents(progress.t.keys() | episode.pieces.keys(), where)
+        check_num_agents(progress.t.keys() | episode.pieces.keys(), self._limits, where)
         for agent, piece in episode.pieces.items():
             taken, end = progress.t.get(agent, 0), piece.t + len(piece)
             if piece.t != taken and end > taken:

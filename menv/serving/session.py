@@ -56,7 +56,7 @@ from menv.serving.protocol import (
 )
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Peer, Reply
-from menv.serving.value_readers import spaces_json
+from menv.serving.value_readers import check_num_agents, known_spaces, spaces_json
 
 Close = Callable[[], None]
 Work = Coroutine[Any, Any, None]
@@ -286,13 +286,9 @@ class Session:
 
     def _send_policies(self, request: GetPolicies, responder: Responder) -> None:
         state, name, sessions = self.state, request.episode_id, self._sessions
-        sessions.ingest.check_num_agents(request.agent_ids, "GET_POLICIES.agent_ids")
+        check_num_agents(request.agent_ids, sessions.limits, "GET_POLICIES.agent_ids")
         for agent in request.agent_ids if sessions.ioctx.multi_agent else ():
-            if sessions.ingest.spaces_of(agent) is None:
-                raise BadMessageError(
-                    ErrorCode.UNKNOWN_ID,
-                    f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
-                )
+            known_spaces(sessions.ingest.spaces_of, agent, "GET_POLICIES.agent_ids")
         env_id, policies = f"{state.token}/{name}", dict[str, str]()
         if request.training_enabled is not False:
             env_id, policies = sessions.ingest.announce(state, name, request.agent_ids)

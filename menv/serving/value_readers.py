@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence, Set
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence, Set, Sized
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from menv.connectors.obs_preprocessor import MASK_KEY
 from menv.env_context import InputContext
 from menv.errors import ConfigError
 from menv.serialization import space_to_json
+from menv.serving.limits import Limits
 from menv.serving.protocol import DTYPES, Array, BadMessageError, ErrorCode, PackedArray, TypedDecoder, fields
 from menv.spaces import bounds, flat_mask, parts_of
 
@@ -366,6 +367,28 @@ def agent_spaces(ioctx: InputContext) -> Callable[[Hashable | None], tuple[Space
     return spaces_of
 
 
+def known_spaces(
+    spaces_of: Callable[[Any], tuple[Space, Space] | None], agent: Hashable, where: str
+) -> tuple[Space, Space]:
+    """Return the spaces of an agent, or raise `BadMessageError` if there is no such agent."""
+    spaces = spaces_of(agent)
+    if spaces is None:
+        raise BadMessageError(
+            ErrorCode.UNKNOWN_ID,
+            f"{where}: no agent {str(agent)[:40]!r}, expected one of the environment's",
+        )
+    return spaces
+
+
+def check_num_agents(agents: Sized, limits: Limits, where: str) -> None:
+    """Raise `BadMessageError` if an episode has too many agents."""
+    if len(agents) > limits.max_agents:
+        raise BadMessageError(
+            ErrorCode.TOO_MANY,
+            f"{where}: {len(agents)} agents, expected at most {limits.max_agents} (Limits.max_agents)",
+        )
+
+
 def spaces_json(ioctx: InputContext) -> dict[str, Any]:
     """Return the fields of SET_CONFIG that describe spaces: of several agents those of actions that have JSON forms."""
     if not ioctx.multi_agent:
@@ -383,11 +406,11 @@ def spaces_json(ioctx: InputContext) -> dict[str, Any]:
 
 
 class StepReader:
-    """Reads observations and actions; `max_agents` bounds the agents of one message."""
+    """Reads observations and actions."""
 
-    def __init__(self, ioctx: InputContext, max_agents: int) -> None:
+    def __init__(self, ioctx: InputContext, limits: Limits) -> None:
         self._multi_agent = ioctx.multi_agent
-        self._max_agents = max_agents
+        self._limits = limits
         self._spaces_of = agent_spaces(ioctx)
         self._alone = self._spaces_of(None)
 
@@ -436,19 +459,9 @@ class StepReader:
 
     def spaces(self, agent: AgentId, where: str) -> tuple[Space, Space]:
         """Return the spaces of an agent, or raise `BadMessageError`."""
-        spaces = self._alone or self._spaces_of(agent)
-        if spaces is None:
-            raise BadMessageError(
-                ErrorCode.UNKNOWN_ID,
-                f"{where}: no agent {str(agent)[:40]!r}, expected one of the environment's",
-            )
-        return spaces
+        return self._alone or known_spaces(self._spaces_of, agent, where)
 
     def _by_agent(self, raw: Raw, where: str) -> dict[str, Raw]:
         found = fields(raw, where)
-        if len(found) > self._max_agents:
-            raise BadMessageError(
-                ErrorCode.TOO_MANY,
-                f"{where}: {len(found)} agents, expected at most {self._max_agents} (Limits.max_agents)",
-            )
+        check_num_agents(found, self._limits, where)
         return found

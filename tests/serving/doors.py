@@ -91,14 +91,6 @@ def exactly(file: BinaryIO, count: int) -> bytes:
     return data
 
 
-def read_head(file: BinaryIO) -> bytes:
-    """Return the first line of an HTTP response; headers are read and left out."""
-    first = file.readline()
-    while file.readline() not in (b"\r\n", b""):
-        pass
-    return first
-
-
 def tcp_wrap(body: bytes) -> bytes:
     return b"%08d" % len(body) + body
 
@@ -119,7 +111,7 @@ def http_response(file: BinaryIO) -> tuple[int, dict[str, str], bytes]:
     while (line := file.readline()) not in (b"\r\n", b""):
         name, _, value = line.decode().partition(":")
         headers[name.strip().lower()] = value.strip()
-    return int(first.split()[1]), headers, exactly(file, int(headers["content-length"]))
+    return int(first.split()[1]), headers, exactly(file, int(headers.get("content-length", 0)))
 
 
 def http_unwrap(file: BinaryIO) -> bytes:

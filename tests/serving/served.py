@@ -21,7 +21,7 @@ from menv.serving.transports.server import Transport
 from tests.inside import metrics, sampler
 from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, Door
 from tests.serving.talks import eventually
-from tests.serving.voices import Voice
+from tests.serving.voices import Voice, episode
 
 OBS: Any = gym.spaces.Box(-10.0, 10.0, (3,), np.float32)
 ACTIONS: Any = gym.spaces.Discrete(2)
@@ -55,6 +55,12 @@ MASKED: dict[str, Any] = {
 def obs_of(number: float) -> list[float]:
     """Return an observation that tells which one it is."""
     return [number % 10, -number % 7, 0.5]
+
+
+def played(steps: int, end: str = "terminated", **more: Any) -> dict[str, Any]:
+    """Return an episode, or without an `end` the beginning of one, in which each step earns 1."""
+    rows = [obs_of(step) for step in range(steps + 1)]
+    return dict(episode(rows, [0] * steps, [1.0] * steps, end, **more))
 
 
 class _HaltError(Exception):

@@ -8,7 +8,7 @@ import socket
 import ssl
 import subprocess
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
@@ -19,11 +19,20 @@ from menv.serving.policy_server import TransportName
 from menv.serving.protocol import GetConfig
 from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.courses import Course, play
-from tests.serving.doors import DOORS, HTTP, TCP, Client, Door, every_door, http_wrap, read_head
-from tests.serving.served import ACTIONS, OBS, Served, obs_of, served
+from tests.serving.doors import (
+    DOORS,
+    HTTP,
+    TCP,
+    Client,
+    Door,
+    every_door,
+    http_response,
+    http_wrap,
+)
+from tests.serving.served import ACTIONS, OBS, Served, obs_of, played, served
 from tests.serving.talks import meeting, serving
 from tests.serving.test_ends import the_serving_threads
-from tests.serving.voices import Turns, episode
+from tests.serving.voices import Turns
 
 TOKEN = "a-long-and-random-text-that-nobody-guesses"
 
@@ -32,7 +41,7 @@ def status_of(door: Door, address: tuple[str, int], headers: str) -> int:
     """Return the status of a first request with these headers."""
     with Client(door, address) as one:
         one.raw(http_wrap(b"{body", headers))
-        return int(read_head(one.file).split()[1])
+        return http_response(one.file)[0]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.3.4.5", "::1", "localhost"])
@@ -139,16 +148,6 @@ OF_PAGES = Access(token=TOKEN, allowed_origins=[PAGE, "null"])
 FROM_PAGE = f"{HERE}Origin: {PAGE}\r\n"
 
 
-def response(file: BinaryIO) -> tuple[int, dict[str, str], bytes]:
-    """Return status, headers and body; a 204 has none."""
-    status = int(file.readline().split()[1])
-    headers = {}
-    while (line := file.readline()) not in (b"\r\n", b""):
-        name, _, value = line.decode().partition(":")
-        headers[name.strip().lower()] = value.strip()
-    return status, headers, file.read(int(headers.get("content-length", 0)))
-
-
 def asks(origin: str = f"Origin: {PAGE}\r\n", host: str = "localhost") -> bytes:
     """Return what a browser asks before it sends what a page wants to send."""
     wants = "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization, menv-session\r\n"
@@ -158,7 +157,7 @@ def asks(origin: str = f"Origin: {PAGE}\r\n", host: str = "localhost") -> bytes:
 def test_a_page_that_is_allowed_may_send_and_read_over_one_connection() -> None:
     with meeting(HTTP, access=OF_PAGES) as (_server, talks, one):
         one.raw(asks())
-        status, headers, _ = response(one.file)
+        status, headers, _ = http_response(one.file)
         assert (status, headers["access-control-allow-origin"]) == (200, PAGE)
         assert "Origin" in headers["vary"]
         assert headers["access-control-allow-methods"] == "GET, POST"
@@ -167,7 +166,7 @@ def test_a_page_that_is_allowed_may_send_and_read_over_one_connection() -> None:
         }
         assert talks.all == []
         one.raw(http_wrap(b"{body", FROM_PAGE + SECRET))
-        status, headers, body = response(one.file)
+        status, headers, body = http_response(one.file)
         assert (status, body, headers["access-control-allow-origin"]) == (200, b"{body", PAGE)
 
 
@@ -175,7 +174,7 @@ BEARER = HERE + SECRET
 ASKS: dict[str, Any] = {"settings": {"token": TOKEN}}
 REQUESTS: dict[str, dict[str, Any]] = {
     "GET_STATE": {},
-    "EPISODES": {"episodes": [episode([obs_of(0), obs_of(1)], [0], [1.0], "terminated")]},
+    "EPISODES": {"episodes": [played(1)]},
     "EPISODES_AND_GET_STATE": {"episodes": []},
     "GET_POLICIES": {"episode_id": "e", "agent_ids": ["agent0"]},
     "START_EPISODE": {"episode_id": "e"},

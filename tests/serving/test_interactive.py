@@ -11,7 +11,7 @@ import pytest
 
 from menv.algorithms import DQN
 from tests.serving.doors import DOORS, Door, every_door
-from tests.serving.served import MASKED, TWO, Served, obs_of, served, settled
+from tests.serving.served import MASKED, TWO, Served, obs_of, played, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice
 
@@ -228,16 +228,10 @@ def test_policies_that_do_not_exist_and_forms_that_cannot_be_had_are_refused() -
 
 
 def test_an_episode_is_either_played_elsewhere_or_asked_for_here() -> None:
-    def chunk(name: str) -> dict[str, Any]:
-        return {
-            "obs": [obs_of(0), obs_of(1)], "actions": [0], "rewards": [1.0], "id": name,
-            "is_terminated": False, "is_truncated": False,
-        }  # fmt: skip
-
     with served() as one, one.sampling(), one.voice() as voice:
         turns = Turns(voice, "asked")
-        assert voice.refused("EPISODES", episodes=[chunk("asked")]) == "wrong_order"
-        voice.bring(chunk("played"))
+        assert voice.refused("EPISODES", episodes=[played(1, "", id="asked")]) == "wrong_order"
+        voice.bring(played(1, "", id="played"))
         assert voice.refused("START_EPISODE", episode_id="played") == "wrong_order"
         assert voice.refused("GET_ACTION", episode_id="played", observation=obs_of(0)) == "unknown_episode"
         assert turns.act(obs_of(0)) in (0, 1)

@@ -21,9 +21,9 @@ from menv.serving import PolicyClient, RLlinkInput
 from menv.serving.protocol import Episodes, GetState
 from tests.serving.courses import TEAMS, Course, every_mode, observation, playing
 from tests.serving.doors import HTTP, TCP, Door, every_door
-from tests.serving.served import Served, obs_of, served
+from tests.serving.served import Served, obs_of, played, served
 from tests.serving.talks import eventually
-from tests.serving.voices import Turns, Voice, episode
+from tests.serving.voices import Turns, Voice
 
 PATIENCE_S = 20.0
 FEW_STEPS: dict[str, Any] = {"num_steps_sampled_before_learning_starts": 0, "rollout_fragment_length": 8}
@@ -49,16 +49,10 @@ def lesson() -> Iterator[Lesson]:
     lesson.over.set()
 
 
-def bring(voice: Voice, steps: int = 40) -> None:
-    """Bring enough for a train batch."""
-    rows = [obs_of(number) for number in range(steps + 1)]
-    voice.bring(episode(rows, [0] * steps, [1.0] * steps, "terminated"))
-
-
 def learns(one: Served, lesson: Lesson) -> None:
     """Wait until the algorithm learns."""
     with one.voice() as voice:
-        bring(voice)
+        voice.bring(played(40))
     assert lesson.begun.wait(PATIENCE_S)
 
 
@@ -101,7 +95,7 @@ def test_weights_are_those_of_their_number_whatever_the_learner_has_done_since()
 
     with served(callbacks=Asks) as one, one.voice() as voice:
         before = one.algo.get_policy().get_weights()
-        bring(voice)
+        voice.bring(played(40))
         one.algo.train()
     bundle, weights = (base64.b64decode(state[form + end]["default_policy"]) for state, form, end in
                        zip(seen, ("bundle", "weights"), ("s", ""), strict=True))  # fmt: skip

@@ -11,15 +11,11 @@ from menv import MultiAgentEnv
 from menv.algorithms import DQN
 from menv.serving import Limits, RLlinkInput
 from tests.serving.doors import HTTP, Door, every_door
-from tests.serving.served import ACTIONS, OBS, Served, all_taken, obs_of, served, settled
+from tests.serving.served import ACTIONS, OBS, Served, all_taken, obs_of, played, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice, episode
 
 LITTLE = {"limits": Limits(max_waiting=100_000)}
-
-
-def long_episode(**more: Any) -> Any:
-    return episode([obs_of(n) for n in range(201)], [0] * 200, [1.0] * 200, "terminated", **more)
 
 
 def held_back(one: Served) -> int:
@@ -38,7 +34,7 @@ def errors(voice: Voice) -> list[str]:
 def test_episodes_that_nobody_samples_are_refused_once_too_much_waits() -> None:
     with served(kind=RLlinkInput, settings=LITTLE) as one, one.voice() as voice:
         for number in range(100):
-            voice.tell("EPISODES", episodes=[long_episode(id=f"e{number}")])
+            voice.tell("EPISODES", episodes=[played(200, id=f"e{number}")])
         codes = errors(voice)
         assert set(codes) == {"too_many"}
         assert 80 < len(codes) < 100
@@ -46,7 +42,7 @@ def test_episodes_that_nobody_samples_are_refused_once_too_much_waits() -> None:
         # What was taken is learned from, and there is room again.
         with one.sampling():
             assert settled(one)
-            voice.bring(long_episode(id="later"))
+            voice.bring(played(200, id="later"))
             assert all_taken(one, voice)
         assert one.paid() == 200.0 * (101 - len(codes))
         assert held_back(one) == 0
@@ -137,16 +133,9 @@ def test_agents_of_an_episode_are_bounded_at_once_and_one_after_the_other() -> N
 SOON = Limits(handshake_s=0.5)
 
 
-def played(steps: int, *, over: bool = True, **more: Any) -> dict[str, Any]:
-    """Return an episode, or the beginning of one, in which each step earns 1."""
-    flags = {"is_terminated": over, "is_truncated": False}
-    rows = [obs_of(step) for step in range(steps + 1)]
-    return {"obs": rows, "actions": [0] * steps, "rewards": [1.0] * steps, **flags, **more}
-
-
 def by_chunks(voice: Voice) -> None:
     """Play one step alone."""
-    voice.bring(played(1, over=False))
+    voice.bring(played(1, end=""))
     voice.ping()
 
 
@@ -189,7 +178,7 @@ def test_an_episode_that_its_client_gives_up_is_faulty() -> None:
     with served(kind=RLlinkInput) as one:
         with one.sampling(), one.voice() as voice:
             voice.greet()
-            voice.bring(played(3, over=False, id="mine"))
+            voice.bring(played(3, end="", id="mine"))
             voice.bring(lost=["mine", "mine", "unknown"])
             assert all_taken(one, voice)
         result = one.summary()
@@ -213,7 +202,7 @@ def test_a_fragment_closes_within_one_message_of_its_size() -> None:
 def test_a_fragment_of_complete_episodes_begins_no_more_of_them_when_it_is_full() -> None:
     options: dict[str, Any] = {"rollout_fragment_length": 30, "batch_mode": "complete_episodes"}
     with served(kind=RLlinkInput, **options) as one, one.voice() as voice, one.voice() as other:
-        voice.bring(played(40, over=False))
+        voice.bring(played(40, end=""))
         voice.ping()
         for _ in range(5):
             other.bring(played(20))
@@ -244,7 +233,7 @@ def starts(voice: Voice) -> Any:
 
 
 def brings(voice: Voice) -> Any:
-    voice.tell("EPISODES", episodes=[played(1, over=False, id="another")])
+    voice.tell("EPISODES", episodes=[played(1, end="", id="another")])
     answer = voice.ask("PING")
     if answer["type"] == "ERROR":
         assert voice.hear() == {"type": "PONG"}
@@ -269,12 +258,12 @@ def test_open_episodes_are_bounded_however_they_are_begun(
     ):
         turns = Turns(first, "a")
         assert first.ask("GET_POLICIES", episode_id="b", agent_ids=["agent0"])["type"] == "POLICIES"
-        first.bring(played(1, over=False, id="c"))
+        first.bring(played(1, end="", id="c"))
         refused = begin(second if of_all else first)
         assert (refused["type"], refused["code"]) == ("ERROR", "too_many")
         assert f"3 episodes{' of all clients' * of_all} are open" in refused["message"]
         # One that was announced has its place.
-        first.bring(played(1, over=False, id="b"))
+        first.bring(played(1, end="", id="b"))
         turns.end(obs_of(1))
         assert begin(second)["type"] != "ERROR"
         assert begin(first).get("code") == ("too_many" if of_all else None)

@@ -56,26 +56,6 @@ def finished(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.slow
-def test_clients_of_both_modes_play_cartpole_with_a_server(tmp_path: Path) -> None:
-    with serving(tmp_path, "cartpole_server") as (server, port):
-        clients = [
-            started("cartpole_client", f"--inference-mode={mode}", f"--port={port}", "--stop-reward=10")
-            for mode in ("local", "remote")
-        ]
-        for client in clients:
-            assert finished(client).count("Total reward: ") >= 20
-        assert '"iterations": ' in stopped(server)
-
-
-@pytest.mark.slow
-def test_an_rllink_client_plays_with_a_server(tmp_path: Path) -> None:
-    with serving(tmp_path, "cartpole_server", "--transport=rllink") as (server, port):
-        client = started("rllink_client", f"--port={port}", "--stop-reward=10", folder=tmp_path)
-        assert finished(client).count("Total reward: ") >= 20
-        stopped(server)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["local", "remote"])
 def test_a_game_of_two_teams_is_played_elsewhere(mode: str, tmp_path: Path) -> None:
     with serving(tmp_path, "unity3d_server") as (server, port):
@@ -97,7 +77,7 @@ def test_clients_learn_cartpole_together(run: str, mode: str, clients: int, tmp_
         for client in playing:
             last = finished(client).splitlines()[-21:-1]
             assert sum(float(line.rpartition(" ")[2]) for line in last) / 20 >= 200.0
-        stopped(server)
+        assert '"iterations": ' in stopped(server)
 
 
 @pytest.mark.slow

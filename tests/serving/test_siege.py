@@ -21,10 +21,10 @@ from menv.serving import Limits, RLlinkInput
 from tests.engines.processes import open_files, resident
 from tests.serving.corpus import ACTIONS, OBS, Damage
 from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, Client, Door, every_door
-from tests.serving.served import Served, obs_of, served, settled
+from tests.serving.served import Served, obs_of, played, served, settled
 from tests.serving.talks import eventually
 from tests.serving.test_sessions import STATES
-from tests.serving.voices import Turns, Voice, episode
+from tests.serving.voices import Turns, Voice
 
 FUZZED = 20_000
 LAST = b'{"type": "THE LAST"}'
@@ -188,8 +188,7 @@ def actions_in(turns: Turns, seconds: float) -> int:
 @pytest.mark.alone
 @pytest.mark.parametrize("field", ["episodes", "x"])
 def test_a_client_that_sends_large_bodies_without_a_pause_leaves_time_to_the_others(field: str) -> None:
-    rows = [obs_of(n % 5) for n in range(12_001)]
-    large = [episode(rows, [0] * 12_000, [1.0] * 12_000, "terminated")]
+    large = [played(12_000)]
     body = json.dumps({"type": "EPISODES" if field == "episodes" else "PING", field: large}).encode()
     shares = []
     with (
@@ -212,8 +211,7 @@ def test_a_client_that_sends_large_bodies_without_a_pause_leaves_time_to_the_oth
 
 def test_a_short_message_is_handled_between_the_large_ones_of_other_clients() -> None:
     def told(steps: int) -> bytes:
-        played = episode([obs_of(n) for n in range(steps + 1)], [0] * steps, [1.0] * steps, "terminated")
-        return json.dumps({"type": "EPISODES", "episodes": [played]}).encode()
+        return json.dumps({"type": "EPISODES", "episodes": [played(steps)]}).encode()
 
     with served(kind=RLlinkInput) as one, contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(one.voice()) for _ in range(9)]
@@ -247,12 +245,12 @@ def half_a_frame(turns: Turns) -> float:
 
 
 def brought(turns: Turns) -> float:
-    turns.voice.tell("EPISODES", episodes=[episode([obs_of(0), obs_of(1)], [0], [1.0])])
+    turns.voice.tell("EPISODES", episodes=[played(1, "")])
     return 0.0
 
 
 def awaiting_weights(turns: Turns) -> float:
-    turns.voice.tell("EPISODES_AND_GET_STATE", episodes=[episode([obs_of(0), obs_of(1)], [0], [1.0])])
+    turns.voice.tell("EPISODES_AND_GET_STATE", episodes=[played(1, "")])
     return 0.0
 
 
@@ -301,7 +299,7 @@ def test_clients_that_are_killed_in_every_state_leave_nothing_behind_and_trainin
 
 @pytest.mark.soak
 def test_a_hundred_thousand_episodes_through_one_server_leave_nothing_behind() -> None:
-    sent = [episode([obs_of(n) for n in range(4)], [0, 1, 0], [1.0] * 3, "terminated") for _ in range(100)]
+    sent = [played(3)] * 100
     with served() as one, one.training(), one.voice() as voice:
 
         def play_some(count: int) -> None:

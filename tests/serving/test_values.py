@@ -19,7 +19,7 @@ from menv.serving.protocol import BadMessageError, to_raw
 from menv.serving.value_readers import check_masks, reader_of
 from menv.spaces import why_outside
 from tests.serving.doors import HTTP, Door, every_door
-from tests.serving.served import obs_of, served
+from tests.serving.served import played, served
 from tests.serving.spaces import NUMBERS, same, spaces
 from tests.serving.voices import episode
 
@@ -177,8 +177,7 @@ def test_a_client_that_writes_floats_and_a_mark_is_learned_from(door: Door) -> N
             return voice.hear()
 
         assert ask(type="GET_CONFIG", extensions=["menv-1"])["type"] == "SET_CONFIG"
-        rows = [obs_of(number) for number in range(steps + 1)]
-        told = {**episode(rows, [1] * steps, [1.0] * steps, "terminated"), "id": "a", "t": 0}
+        told = played(steps, id="a", t=0)
         voice.body(b"\xef\xbb\xbf" + json.dumps(as_floats({"type": "EPISODES", "episodes": [told]})).encode())
         if door is HTTP:
             assert voice.hear() == {"type": "OK"}
@@ -188,7 +187,7 @@ def test_a_client_that_writes_floats_and_a_mark_is_learned_from(door: Door) -> N
             "seq": 0,
         }
         found = one.sample(steps)["default_policy"]
-        assert found["actions"].tolist() == [1] * steps
+        assert found["actions"].tolist() == [0] * steps
         assert one.refused == 0
 
 

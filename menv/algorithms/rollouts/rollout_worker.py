@@ -22,7 +22,6 @@ from menv.algorithms.rollouts.worker_messages import (
     Fragment,
     PolicyUpdate,
     PolicyView,
-    WorkerCounters,
     WorkerInit,
     network_policies,
     synced_filters,
@@ -57,7 +56,7 @@ class RolloutWorker:
         if config.seed is not None:
             rng.seed_process(worker_init.seed, placement.worker_index)
         seed = worker_init.seed
-        self._metrics, self._counted = Metrics(0), WorkerCounters()
+        self._metrics = Metrics(0)
         self._rollouts: LocalRollouts
         self._evaluation: Evaluation
         self._source: LocalRollouts | Evaluation
@@ -112,10 +111,12 @@ class RolloutWorker:
         rollouts.sampler.explore = explore
         with collect_warnings() as faults:
             batch = rollouts.sample()
-        counted = rollouts.counters
-        counted.digest = Digest(*counted.digest.state())
-        counters, self._counted = counted.since(self._counted), counted
-        now = rollouts.sampler.state()
+        counters, sampler = rollouts.counters, rollouts.sampler
+        counters.digest = Digest(*counters.digest.state())
+        # The next fragment counts from 0.
+        sampler.env_steps = sampler.agent_steps = self._policies.postprocessor.left_out = 0
+        sampler.digest = Digest()
+        now = sampler.state()
         state = SamplerState(steps=now.steps, begun=now.begun, running=now.running)
         metrics, timers = self._metrics.take(), rollouts.timers.take()
         return Fragment(batch, counters, state, metrics, self._seen(), faults, timers)

@@ -140,15 +140,6 @@ class WorkerCounters:
         """Return the counters in the state of a sampler."""
         return cls(state.env_steps, state.agent_steps, digest=Digest(*state.digest))
 
-    def since(self, before: WorkerCounters) -> WorkerCounters:
-        """Return what was counted after `before`."""
-        return WorkerCounters(
-            self.env_steps - before.env_steps,
-            self.agent_steps - before.agent_steps,
-            self.left_out - before.left_out,
-            self.digest.since(before.digest),
-        )
-
     def add(self, other: WorkerCounters) -> None:
         self.env_steps += other.env_steps
         self.agent_steps += other.agent_steps

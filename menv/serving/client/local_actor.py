@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 64
+ADVICE = "pass observations of the space that the server was configured with"
 
 PolicyUpdate = NetworkPolicy | dict[str, Any]
 """A whole policy, or the weights of one."""
@@ -115,9 +116,7 @@ class LocalPolicy:
         try:
             return self.policy.decide(obs, noise, states)
         except OutsideSpaceError as error:
-            raise ContractError(
-                f"{where}: {error.with_advice('pass observations of the space that the server was configured with')}"
-            ) from error
+            raise ContractError(f"{where}: {error.with_advice(ADVICE)}") from error
         except ContractError as error:
             raise ContractError(f"{where}: {error}") from error
 
@@ -133,8 +132,7 @@ class LocalPolicy:
             bad = networks.preprocess.why_bad_row(rows)
             if bad is not None:
                 raise ContractError(
-                    f"{where}, observation {bad[0]} of the last {len(rows)}: {bad[1]}; pass observations of the space "
-                    "that the server was configured with"
+                    f"{where}, observation {bad[0]} of the last {len(rows)}: {bad[1]}; {ADVICE}"
                 )
         found = networks.backend.evaluate(self.policy.index, rows, mask, actions, states)
         output: ActionOutput = networks.output

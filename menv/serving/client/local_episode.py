@@ -18,7 +18,7 @@ from menv.errors import CallOrderError, ContractError, EpisodeError
 from menv.external_env import keyed_by_agent
 from menv.inference.network_policy import ComputedAction
 from menv.serving.client.client_session import to_wire
-from menv.serving.client.local_actor import ClientGenerator, LocalPolicy
+from menv.serving.client.local_actor import ADVICE, ClientGenerator, LocalPolicy
 from menv.serving.client.policy_client import check_agent
 from menv.serving.protocol import to_raw
 from menv.spaces import OutsideSpaceError, stack
@@ -177,8 +177,7 @@ class LocalTrajectory:
             return stack(obs, space) if isinstance(space, _LEAVES) else obs
         except OutsideSpaceError as error:
             raise ContractError(
-                f"{self._where}, observation {error.row} of the last {len(obs)}: {error.why}; pass observations of the "
-                "space that the server was configured with"
+                f"{self._where}, observation {error.row} of the last {len(obs)}: {error.why}; {ADVICE}"
             ) from error
 
 

@@ -138,9 +138,7 @@ class HttpTransport(Transport):
         connection: HttpConnection = request.scope["connection"]
         headers = request.headers
         if connection.refused:
-            most = self.limits.max_connections
-            why = f"too_many: {most} peers are connected, expected fewer; see Limits.max_connections"
-            raise _Refusal(503, why)
+            raise _Refusal(503, self.refusal)
         token, name = self._check_access(headers), _session_name(headers)
         if "transfer-encoding" in headers:
             raise _Refusal(

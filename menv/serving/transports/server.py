@@ -227,6 +227,12 @@ class Transport(ABC):
             self._open.remove(connection)
             self._num_refused -= connection.refused
 
+    @property
+    def refusal(self) -> str:
+        """Why one connection too many is refused."""
+        most = self.limits.max_connections
+        return f"too_many: {most} peers are connected, expected fewer; see Limits.max_connections"
+
     def _bind(self, handler: Handler, limits: Limits, access: Access) -> socket.socket:
         """Open the port, whose connections are watched from now on."""
         listening = self._listening = bind(access.address, self._port)

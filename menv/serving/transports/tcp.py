@@ -84,8 +84,7 @@ class TcpConnection(Connection, asyncio.BufferedProtocol):
         self._reply_fn, self.farewell = self._reply, self._too_slow
         self._listener.add(self)
         if self.refused:
-            most = self._limits.max_connections
-            self._refuse(f"too_many: {most} peers are connected, expected fewer; see Limits.max_connections")
+            self._refuse(self._listener.refusal)
             return
         peer = Peer.at("tcp", transport.get_extra_info("peername"))
         try:
