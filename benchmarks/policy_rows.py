@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmarks.rows import Effort, Finding, Row, alternate
 from benchmarks.sampling import fragments
 from menv.algorithms.networks.stock_spec import StockSpec
-from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner
+from menv.algorithms.ppo.ppo import PPOConfig
 from menv.envs import make_multi_agent
 from menv.inference.heads.categorical import Categorical
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.rows import Effort, Finding, Row, alternate
-from menv.algorithms.dqn.config import DQNConfig
+from menv.algorithms.dqn.dqn import DQNConfig
 from menv.algorithms.dqn.learner import DQNLearner
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.off_policy.replay_buffer import ReplayBuffer

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm as Algorithm
     from menv.algorithms.config.algorithm_config import ModelConfig as ModelConfig
     from menv.algorithms.config.algorithm_config import MultiAgentConfig as MultiAgentConfig
-    from menv.algorithms.dqn.config import DQNConfig as DQNConfig
     from menv.algorithms.dqn.dqn import DQN as DQN
+    from menv.algorithms.dqn.dqn import DQNConfig as DQNConfig
     from menv.algorithms.ppo.advantages import compute_advantages as compute_advantages
-    from menv.algorithms.ppo.config import PPOConfig as PPOConfig
     from menv.algorithms.ppo.policy import PPOPolicy as PPOPolicy
     from menv.algorithms.ppo.ppo import PPO as PPO
+    from menv.algorithms.ppo.ppo import PPOConfig as PPOConfig
     from menv.algorithms.ppo.ppo import PPORecipe as PPORecipe
     from menv.algorithms.qmix.config import QMIXConfig as QMIXConfig
     from menv.algorithms.qmix.qmix import QMIX as QMIX
     from menv.algorithms.recipe import register_algorithm as register_algorithm
-    from menv.algorithms.sac.config import SACConfig as SACConfig
     from menv.algorithms.sac.sac import SAC as SAC
+    from menv.algorithms.sac.sac import SACConfig as SACConfig
     from menv.tracking.curves import plot_curves as plot_curves
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -18,8 +18,7 @@ import numpy as np
 from menv.adapters.adapter import Adapter
 from menv.adapters.convert import to_local_base_env
 from menv.algorithms.config.read_config import override, read_config
-from menv.algorithms.ppo.config import PPOConfig
-from menv.algorithms.ppo.ppo import PPORecipe
+from menv.algorithms.ppo.ppo import PPOConfig, PPORecipe
 from menv.algorithms.training.network_group_builder import build_groups
 from menv.algorithms.training.torch_threads import check_packages
 from menv.base_env import SINGLE_AGENT, AgentId, Column

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN, PPO
-from menv.algorithms.config.field_checks import MOST
+from menv.algorithms.config.setting import MOST
 from menv.algorithms.networks.network_spec import memory_for
 from menv.errors import ConfigError
 

@@ -84,11 +84,11 @@ def test_every_field_of_the_dataclass_has_a_sentence_under_it() -> None:
     import ast
 
     from menv.algorithms.config import algorithm_config
-    from menv.algorithms.ppo import config
+    from menv.algorithms.ppo import ppo
 
-    for module in (algorithm_config, config):
+    for module in (algorithm_config, ppo):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
-            if not isinstance(node, ast.ClassDef):
+            if not isinstance(node, ast.ClassDef) or not node.name.endswith("Config"):
                 continue
             for field, after in zip(node.body, [*node.body[1:], None], strict=True):
                 if isinstance(field, ast.AnnAssign) and not ast.unparse(field.target).startswith("_"):

@@ -7,17 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
+import numpy as np
 from msgspec import Meta
 
 from menv.adapters.local_envs import TOLERATED
 from menv.algorithms.config.builder_chain import BuilderChain, CallbacksSetting
-from menv.algorithms.config.field_checks import MOST_ROWS, check_most, shown
 from menv.algorithms.config.setting import (
+    FASTEST,
+    LARGEST,
+    MOST_ROWS,
     Settings,
     by_name,
+    check_most,
     field_name,
     setting,
     setting_hint,
+    shown,
     table,
 )
 from menv.algorithms.config.zoo import required_zoo_settings
@@ -441,3 +446,54 @@ def team_note(config: object) -> str:
     if getattr(config, "critic_obs", None) in ("state", "all_agents"):
         name = "MAPPO"
     return name and f"; a network of {name} fits teams of one size, so keep the number of agents"
+
+
+Schedule: TypeAlias = Sequence[Sequence[float]]
+"""`[env_steps, value]` pairs in ascending order, interpolated linearly and constant outside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningConfig(AlgorithmConfig):
+    """Settings of an algorithm whose learning rate `lr` may follow a schedule."""
+
+    if TYPE_CHECKING:
+        lr: float
+
+    lr_schedule: Schedule | None = None
+    """Learning rate over env steps: pairs such as [[0, 1e-3], [100000, 1e-4]], interpolated linearly and constant
+    outside. None keeps `lr`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_schedule(self._where, "lr_schedule", self.lr_schedule, most=FASTEST)
+
+    def lr_at(self, env_steps: int) -> float:
+        """Return the learning rate after `env_steps` env steps of the run."""
+        return value_at(self.lr_schedule, self.lr, env_steps)
+
+
+def value_at(schedule: Schedule | None, constant: float, env_steps: int) -> float:
+    """Return the value of a schedule after `env_steps` env steps, `constant` without one."""
+    if schedule is None:
+        return float(constant)
+    return float(np.interp(env_steps, [point[0] for point in schedule], [point[1] for point in schedule]))
+
+
+def check_schedule(
+    where: str, name: str, schedule: Schedule | None, *, least: float = 0.0, most: float = LARGEST
+) -> None:
+    """Refuse what is not a schedule of values from `least` to `most`; `where` begins the message."""
+    if schedule is None:
+        return
+    try:
+        points = np.asarray(schedule)
+    except ValueError:
+        points = np.empty(0)
+    pairs = points.ndim == 2 and points.shape[1] == 2 and len(points) > 0 and points.dtype.kind in "iuf"
+    fits = pairs and (np.abs(points) <= (LARGEST, most)).all() and (np.diff(points[:, 0]) > 0.0).all()
+    if not fits or points[:, 1].min() < least:
+        values = "values" if least else "values of at least 0"
+        raise ConfigError(
+            f"{where}: {name} is {shown(schedule)}, expected [env_steps, value] pairs with rising env_steps and "
+            f"{values} up to {most:g}; for example [[0, 1e-3], [100000, 1e-4]]"
+        )

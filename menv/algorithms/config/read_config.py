@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig
 from menv.algorithms.config.builder_chain import changed
-from menv.algorithms.config.field_checks import shown
-from menv.algorithms.config.setting import known_values, prefixed, section_values, table
+from menv.algorithms.config.setting import known_values, prefixed, section_values, shown, table
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 

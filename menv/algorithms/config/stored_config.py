@@ -20,9 +20,8 @@ import gymnasium as gym
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.field_checks import shown
 from menv.algorithms.config.read_config import of_scope, read_config
-from menv.algorithms.config.setting import known_values, table
+from menv.algorithms.config.setting import known_values, shown, table
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.dqn.config import DQNConfig
+from menv.algorithms.config.setting import by_name
 from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import StockSpec
+from menv.algorithms.off_policy.config import OffPolicyConfig
 from menv.algorithms.off_policy.recipe import OffPolicyRecipe, instead
 from menv.algorithms.recipe import Learner, Weights
 from menv.errors import ConfigError
 from menv.inference.heads.head import in_a_line
 from menv.inference.heads.q_values import QValues
+
+
+@by_name
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(OffPolicyConfig):
+    """Settings of DQN; see `docs/reference/settings.md`."""
 
 
 class DQNRecipe(OffPolicyRecipe):

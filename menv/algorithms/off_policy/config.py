@@ -12,10 +12,17 @@ from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig
-from menv.algorithms.config.field_checks import FASTEST, LARGEST, MOST_ROWS, check_most
-from menv.algorithms.config.schedule import LearningConfig
-from menv.algorithms.config.setting import Settings, by_name, prefixed, setting
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, LearningConfig, ModelConfig
+from menv.algorithms.config.setting import (
+    FASTEST,
+    LARGEST,
+    MOST_ROWS,
+    Settings,
+    by_name,
+    check_most,
+    prefixed,
+    setting,
+)
 from menv.algorithms.recipe import recipe_named
 from menv.errors import ConfigError
 from menv.policy_spec import PolicySpec

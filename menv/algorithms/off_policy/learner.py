@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms.config.field_checks import LEARNERS, check_stored
+from menv.algorithms.config.setting import LEARNERS, check_stored
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.torch_runtime import array_of, repeatable, tensor_of
 from menv.algorithms.off_policy.config import ReplayConfig

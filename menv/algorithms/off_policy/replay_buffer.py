@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from menv.algorithms.config.field_checks import LARGEST, LEARNERS, check_stored
+from menv.algorithms.config.setting import LARGEST, LEARNERS, check_stored
 from menv.base_env import Column
 from menv.errors import ConfigError
 

@@ -17,11 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms.config.field_checks import LARGEST, LEARNERS, check_stored
+from menv.algorithms.config.setting import LARGEST, LEARNERS, check_stored
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock_spec import UnitWeights
 from menv.algorithms.networks.torch_runtime import CPU, array_of, repeatable, tensor_of
-from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.gradients import ColumnRows, PPOGradientStep, can_learn
 from menv.algorithms.ppo.loss import (
     FIELDS,
@@ -33,6 +32,7 @@ from menv.algorithms.ppo.loss import (
     cloning_loss,
     ppo_loss,
 )
+from menv.algorithms.ppo.ppo import PPOConfig
 from menv.algorithms.training.flat_adam import FlatAdam
 from menv.algorithms.training.return_scaling import ReturnNormalizer
 from menv.algorithms.training.sequences import sequences, state_before

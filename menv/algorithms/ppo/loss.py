@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from menv.algorithms.config.field_checks import LARGEST
+from menv.algorithms.config.setting import LARGEST
 from menv.algorithms.networks.torch_runtime import constant
-from menv.algorithms.ppo.config import PPOConfig
+from menv.algorithms.ppo.ppo import PPOConfig
 from menv.inference.heads.head import ActionHead
 
 _MOST_LOG_RATIO = 20.0

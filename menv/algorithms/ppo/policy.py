@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from menv import rng
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.torch_runtime import array_of
-from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.ppo.loss import LossWeights, Minibatch, ppo_loss
+from menv.algorithms.ppo.ppo import PPOConfig
 from menv.errors import ConfigError, ContractError
 from menv.inference.backend import check_weights
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy

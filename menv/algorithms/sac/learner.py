@@ -13,8 +13,8 @@ from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.off_policy.learner import ReplayLearner, TDTerms, td_loss, transitions
 from menv.algorithms.off_policy.replay_buffer import ReplaySample
 from menv.algorithms.recipe import Weights
-from menv.algorithms.sac.config import SACConfig
 from menv.algorithms.sac.network import CRITICS, LOG_ALPHA, SACSpec
+from menv.algorithms.sac.sac import SACConfig
 from menv.base_env import Column
 from menv.inference.heads.squashed_gaussian import SquashedGaussian
 from menv.sample_batch import SampleBatch

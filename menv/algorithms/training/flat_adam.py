@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms.config.field_checks import LARGEST, LEARNERS, check_stored
+from menv.algorithms.config.setting import LARGEST, LEARNERS, check_stored
 from menv.algorithms.networks.torch_runtime import CPU, array_of
 from menv.errors import ConfigError
 from menv.interrupts import updates

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms.config.field_checks import LEARNERS, check_stored
+from menv.algorithms.config.setting import LEARNERS, check_stored
 from menv.errors import ConfigError
 
 _DECAY = 0.99
