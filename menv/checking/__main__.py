@@ -3,7 +3,7 @@
 import sys
 
 from menv.cli.arguments import run_command
-from menv.cli.check import main
+from menv.cli.environments import check
 
 if __name__ == "__main__":
-    sys.exit(run_command("python -m menv.checking", main))
+    sys.exit(run_command("python -m menv.checking", check))

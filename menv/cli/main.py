@@ -34,9 +34,9 @@ COMMANDS = {
     "verify": "check reproducibility across back-ends",
 }
 _HOMES = {
-    "plot": "short_commands",
-    "report": "short_commands",
-    "envs": "short_commands",
+    **dict.fromkeys(("envs", "check", "verify", "replay", "doctor"), "environments"),
+    **dict.fromkeys(("plot", "report"), "reports"),
+    **dict.fromkeys(("watch", "play", "match"), "games"),
     "export": "show",
     "table": "evaluate",
 }

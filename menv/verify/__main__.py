@@ -3,7 +3,7 @@
 import sys
 
 from menv.cli.arguments import run_command
-from menv.cli.verify import main
+from menv.cli.environments import verify
 
 if __name__ == "__main__":
-    sys.exit(run_command("python -m menv.verify", main))
+    sys.exit(run_command("python -m menv.verify", verify))

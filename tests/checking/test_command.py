@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from menv.cli.arguments import run_command
-from menv.cli.check import main
+from menv.cli.environments import check as main
 from menv.registry import register_env
 from tests.house.sources import ROOT
 

@@ -125,9 +125,9 @@ def test_nothing_heavy_is_imported_before_a_command_is_known() -> None:
     )
 
 
-def test_short_commands_import_no_server_and_nothing_heavy() -> None:
+def test_commands_that_read_runs_and_environments_import_no_server_and_nothing_heavy() -> None:
     servers = ("torch", "onnxruntime", "starlette", "uvicorn")
-    assert heavy_modules_after("import menv.cli.short_commands", servers) == []
+    assert heavy_modules_after("import menv.cli.environments, menv.cli.reports", servers) == []
 
 
 def test_the_command_is_installed_and_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,10 +31,9 @@ ONCE = [*SMALL, "--stop", "training_iteration=1"]
 RUN = "my runs/one"
 PLACES = {
     "menv/algorithms/training/crash_capsules.py",  # test_the_command_of_a_crash_capsule_repeats_the_fault
-    "menv/cli/seeds.py",  # tests/cli/test_sweep.py
+    "menv/cli/train.py",  # tests/cli/test_sweep.py
     "menv/cli/show.py",  # test_export_copies_policies_that_need_no_torch
     "menv/cli/sweep.py",  # tests/cli/test_sweep.py
-    "menv/cli/train.py",
     "menv/tracking/run_folder.py",
 }
 """Files that print whole commands; here, or in the tests named behind them, the commands are run."""

@@ -12,8 +12,8 @@ from gymnasium.spaces import Discrete
 from PIL import Image
 
 from menv.algorithms import PPO
+from menv.cli.games import picture_lines
 from menv.cli.main import main
-from menv.playing.terminal import picture_lines
 from menv.registry import register_env
 from tests.playing.hands import SECRET, Hands, OwnHands
 from tests.worlds import Several

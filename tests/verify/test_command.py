@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from menv.cli.arguments import run_command
-from menv.cli.verify import main
+from menv.cli.environments import verify as main
 from menv.verify.verify import BACKENDS, verify_backends
 from tests.house.sources import ROOT
 
@@ -49,7 +49,7 @@ def test_seeds_and_settings_are_those_of_the_line(
 ) -> None:
     printed = []
     here = partial(verify_backends, backends=BACKENDS[:2])
-    monkeypatch.setattr("menv.cli.verify.verify_backends", here)
+    monkeypatch.setattr("menv.verify.verify.verify_backends", here)
     for more in ([], ["--seed", "3"], ["--config", '{"explore": false}']):
         assert main(["tests.verify.unsteady:Walk", *SHORT, *more]) == 0
         printed.append(capsys.readouterr().out.splitlines()[1])

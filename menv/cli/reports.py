@@ -1,21 +1,16 @@
-"""Short commands: `menv plot` and `report` show runs, `envs` lists names."""
+"""`menv plot` draws runs, `menv report` writes or serves a page about them."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from html import escape
 
-from menv.cli.arguments import Parser, option, parsed, port, positive, print_text, repeated, switch
+from menv.cli.arguments import Parser, option, port, positive, print_text, repeated, switch
 from menv.errors import ConfigError
-from menv.registry import env_names, unknown_name
 from menv.tracking.local_page import LocalPage
 from menv.tracking.report import page, plot_runs, runs_of, write_report
 
 _PORT = 6007
-_MORE = """\
-Other names: package.module:Class, and path/to/file.py:Class. Environments of PettingZoo, OpenSpiel, Jumanji, Pgx,
-JaxMARL and VMAS are listed if these are installed: pip install 'menv-rl[pettingzoo,jax]' open_spiel vmas"""
 
 
 def plot(arguments: Sequence[str], program: str) -> int:
@@ -86,23 +81,3 @@ def _page(runs: Sequence[str]) -> str:
         return page(runs)
     except (ConfigError, OSError) as error:
         return f"<!doctype html><title>menv</title><pre>{escape(str(error))}</pre>"
-
-
-def envs(arguments: Sequence[str], program: str) -> int:
-    """Print the names, one on each line, and return the exit status."""
-    parser = Parser(
-        prog=program, description="List environments by name.", epilog=_MORE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    option(parser, "word", "list only names that contain this word", nargs="?", default="", metavar="WORD")
-    word = str(parsed(parser, arguments).word)
-    lines = [
-        f"{name:<44} {kind}"
-        for kind, names in env_names().items()
-        for name in names
-        if word.lower() in name.lower() or word == kind
-    ]
-    if not lines:
-        raise unknown_name(word)
-    print_text("\n".join(lines), program)
-    return 0
