@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from menv.sample_batch import SampleBatch as SampleBatch
     from menv.sampling.local_inference import local_policy_inference as local_policy_inference
     from menv.vector_env import VectorEnv as VectorEnv
-    from menv.vector_multi_agent_env import VectorMultiAgentEnv as VectorMultiAgentEnv
+    from menv.vector_env import VectorMultiAgentEnv as VectorMultiAgentEnv
     from menv.verify.verify import verify_backends as verify_backends
     from menv.workers.convert import to_base_env as to_base_env
 

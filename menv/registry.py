@@ -49,8 +49,7 @@ from menv.errors import (
 )
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.multi_agent_env import MultiAgentEnv
-from menv.vector_env import VectorEnv
-from menv.vector_multi_agent_env import VectorMultiAgentEnv
+from menv.vector_env import VectorEnv, VectorMultiAgentEnv
 
 EnvCreator: TypeAlias = Callable[[EnvContext], Any]
 

@@ -44,7 +44,7 @@ from menv.errors import (
     in_words,
 )
 from menv.spaces import parts_of
-from menv.vector_multi_agent_env import VectorMultiAgentEnv
+from menv.vector_env import VectorMultiAgentEnv
 
 Events: TypeAlias = tuple[Any, Any, Any]
 """Ends of trajectories, ends of episodes, and unclaimed rewards."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from menv.base_env import AgentId
 from menv.errors import ConfigError, MissingExtraError
-from menv.vector_multi_agent_env import VectorMultiAgentEnv
+from menv.vector_env import VectorMultiAgentEnv
 
 Seen: TypeAlias = tuple[dict[AgentId, Any], dict[AgentId, Any] | None]
 """Observations by agent, and flags which agents act; None: all."""

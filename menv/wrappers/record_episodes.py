@@ -19,7 +19,7 @@ from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.multi_agent_env import MultiAgentEnv
 from menv.plain_files import claimed, path_given, writing
-from menv.wrappers.multi_agent_wrapper import MultiAgentWrapper
+from menv.wrappers.common import MultiAgentWrapper
 
 _FPS = 10
 _Wrapper: Any = object

@@ -11,9 +11,8 @@ from menv.env_calls import state_row, state_space
 from menv.errors import ConfigError
 from menv.multi_agent_env import AgentDict, StepDicts
 from menv.registry import env_kind
-from menv.wrappers.group_agents import GroupAgentsWrapper
-from menv.wrappers.multi_agent_wrapper import MultiAgentWrapper
-from menv.wrappers.vector_groups import VectorGroups
+from menv.wrappers.common import MultiAgentWrapper
+from menv.wrappers.group_agents import GroupAgentsWrapper, VectorGroups
 
 
 def as_team(env: Any, how: str | None, *, grouped: bool = False, with_state: bool = False) -> Any:

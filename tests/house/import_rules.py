@@ -32,7 +32,7 @@ FLOORS = (
 
 DOORS = {
     ("menv.multi_agent_env", "with_agent_groups"): ("menv.wrappers",),
-    ("menv.vector_multi_agent_env", "with_agent_groups"): ("menv.wrappers",),
+    ("menv.vector_env", "with_agent_groups"): ("menv.wrappers",),
     ("menv.policy", "from_checkpoint"): ("menv.inference",),
     ("menv.external_env", "__init__"): ("menv.adapters",),
     ("menv.registry", "wrapped_if_foreign"): ("menv.wrappers.foreign_envs", "menv.wrappers.multi_agent_gym"),
