@@ -76,6 +76,7 @@ class SampleBatch(Mapping[str, Column]):
     CRITIC_OBS = "critic_obs"
     NEXT_GLOBAL_STATE = "next_global_state"
     NEXT_CRITIC_OBS = "next_critic_obs"
+    CRITIC_STATE_IN = "critic_state_in"
     VF_PREDS = "vf_preds"
     NEXT_VF_PREDS = "next_vf_preds"
     ADVANTAGES = "advantages"

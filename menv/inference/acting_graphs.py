@@ -32,8 +32,8 @@ class ActingGraphs(Protocol):
 
         Kinds: "act" (obs, mask, noise -> action), "greedy" (obs, mask -> action), "evaluate" (obs, mask, actions ->
         dist_inputs, logp) and "values" (obs -> values). The first two also return dist_inputs if
-        `head.returns_dist_inputs`, and state_after if recurrent; only they have `stacked` forms, for P policies at
-        once. `masked` graphs have the input `mask`.
+        `head.returns_dist_inputs`, and state_after if recurrent, as "values" of a centralized critic does; only the
+        first two have `stacked` forms, for P policies at once. `masked` graphs have the input `mask`.
         """
 
 

@@ -123,13 +123,17 @@ class ActingBackend(ABC):
         """Do `evaluate` for rows that are computed at once."""
 
     def values(self, policy: int, obs: Rows, state: Floats | None = None) -> Floats:
-        """Return the [N] state values of one policy's critic."""
+        """Return the [N] state values of one policy's critic; `state` is the critic's own if it is centralized."""
         found = [self._valued(policy, obs[part], taken(state, part)) for part in portions(obs)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     @abstractmethod
     def _valued(self, policy: int, obs: Rows, state: Floats | None) -> Floats:
         """Do `values` for rows that are computed at once."""
+
+    @abstractmethod
+    def critic_state(self, policy: int, obs: Rows, state: Floats) -> Floats:
+        """Return the states [N, S] of a recurrent centralized critic after rows; `state` is that before them."""
 
     @abstractmethod
     def add_policy(self, weights: Weights | None = None) -> int:

@@ -292,6 +292,9 @@ class OnnxBackend(ActingBackend):
             return np.empty(0, np.float32)
         return self._runner("values", policy, False).run({"obs": obs, "state": state})["values"]
 
+    def critic_state(self, policy: int, obs: Rows, state: Floats) -> Floats:
+        return self._runner("values", policy, False).run({"obs": obs, "state": state})["state_after"]
+
     def add_policy(self, weights: Weights | None = None) -> int:
         self._append(self.get_weights(0) if weights is None else weights)
         # They hold views of arrays that have been replaced.

@@ -1,5 +1,6 @@
 """Cutting pieces into sequences, and learning through them as through whole pieces."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,9 @@ def lively(spec: StockSpec) -> dict[str, Any]:
     }
 
 
-def batch_of(lengths: list[int]) -> dict[str, Any]:
+def batch_of(lengths: list[int], critic_size: int = 0) -> dict[str, Any]:
     rng, count = np.random.default_rng(5), sum(lengths)
-    return {
+    columns = {
         "obs": rng.standard_normal((count, 3)).astype(np.float32),
         "actions": rng.integers(0, 2, count),
         "action_logp": np.full(count, np.log(0.5), np.float32),
@@ -73,27 +74,40 @@ def batch_of(lengths: list[int]) -> dict[str, Any]:
         "seq_lens": np.array(lengths),
         **{f"state_in_{part}": 0.5 * rng.standard_normal((count, 5)).astype(np.float32) for part in range(4)},
     }
+    if critic_size:
+        del columns["state_in_2"], columns["state_in_3"]
+        columns["critic_obs"] = rng.standard_normal((count, critic_size)).astype(np.float32)
+        columns["critic_state_in"] = 0.5 * rng.standard_normal((count, 10)).astype(np.float32)
+    return columns
 
 
-def test_a_gradient_step_is_that_of_the_loss_over_unpadded_pieces() -> None:
+@pytest.mark.parametrize("critic_size", [0, 2])
+def test_a_gradient_step_is_that_of_the_loss_over_unpadded_pieces(critic_size: int) -> None:
     """One step over everything, against a loss written out piece by piece; plain gradient of Adam's first step."""
-    columns, weights = batch_of([3, 6, 1]), lively(SPEC)
+    spec = replace(SPEC, critic_size=critic_size)
+    columns, weights = batch_of([3, 6, 1], critic_size), lively(spec)
     settings = PPOConfig(
         num_sgd_iter=1, sgd_minibatch_size=1000, lr=1e-3, grad_clip=None, normalize_values=False,
         model=ModelConfig(max_seq_len=4),
     )  # fmt: skip
-    learner = PPOLearner(SPEC, settings, weights, 0)
+    learner = PPOLearner(spec, settings, weights, 0)
     learner.learn(columns, 0)
 
     params = {name: torch.from_numpy(value).clone().requires_grad_() for name, value in weights.items()}
-    network = SPEC.torch_network(params)
+    network = spec.torch_network(params)
     advantages = torch.from_numpy(columns["advantages"])
     advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
     states = torch.from_numpy(state_before(columns))
     policy, value = [], []
     for start, stop in ((0, 3), (3, 7), (7, 9), (9, 10)):
         rows = slice(start, stop)
-        inputs, values = network.both(torch.from_numpy(columns["obs"][rows]), None, states[start : start + 1])
+        seen, first = torch.from_numpy(columns["obs"][rows]), slice(start, start + 1)
+        inputs = network.dist_inputs(seen, None, states[first])
+        if critic_size:
+            seen = torch.from_numpy(columns["critic_obs"][rows])
+            values = network.values(seen, torch.from_numpy(columns["critic_state_in"][first]))
+        else:
+            values = network.values(seen, states[first])
         actions = torch.from_numpy(columns["actions"][rows])
         logp = torch.log_softmax(inputs, -1).gather(1, actions[:, None])[:, 0]
         ratio = (logp - torch.from_numpy(columns["action_logp"][rows])).exp()

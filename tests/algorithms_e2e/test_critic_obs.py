@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -100,6 +101,63 @@ def test_where_a_fragment_is_cut_a_critic_sees_a_row_like_the_others() -> None:
             assert batch[agent]["next_vf_preds"][-1] == pytest.approx(worth, abs=1e-6)
         # The next fragment learns from the row of "a" that this one bootstrapped from.
         assert algo.sample()["a"]["critic_obs"][0].tolist() == after["a"]
+
+
+class Counting(Several):
+    """Two agents see the step, divided by 10 and by 5, and are paid 1 in each."""
+
+    possible_agents, length = ("a", "b"), 5
+    observation_space, action_space = gym.spaces.Box(0.0, 9.0, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.cut = self.config["truncate"]
+
+    def see(self, agent: str) -> Any:
+        return np.array([self.at / (10 if agent == "a" else 5)], np.float32)
+
+    def pay(self, actions: Any) -> Any:
+        return dict.fromkeys(actions, 1.0)
+
+
+def remembered(step: int) -> float:
+    """Return the memory of a critic whose update gate is 1/2, after the rows of steps 0 to `step`.
+
+    Its reset gate is 1/2, and it adds up both observations, 0.3 of a step: h' = h / 2 + tanh(0.3 t + h / 2) / 2.
+    """
+    h = 0.0
+    for t in range(step + 1):
+        h = h / 2 + math.tanh(0.3 * t + h / 2) / 2
+    return h
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize("inference", ["onnx", "torch"])
+def test_a_recurrent_critic_remembers_the_rows_of_its_episode_across_fragments(
+    truncate: bool, inference: str
+) -> None:
+    config = {
+        **SMALL, "rollout_fragment_length": 2, "critic_obs": "all_agents", "env_config": {"truncate": truncate},
+        "model": {"fcnet_hiddens": [], "use_gru": True, "lstm_cell_size": 1}, "inference": inference,
+    }  # fmt: skip
+    with PPO(env=Counting, config=config) as algo:
+        weights = algo.get_weights()["default_policy"]
+        own = {name: np.zeros_like(value) for name, value in weights.items() if name.startswith("value.")}
+        # Gates are reset, update, candidate; the critic's row is an observation, the other one, and a flag.
+        own["value.cell.input.weight"][:2, 2] = 1.0
+        own["value.cell.state.weight"][0, 2] = 1.0
+        own["value.out.weight"][:] = 2.0
+        algo.set_weights({"default_policy": {**weights, **own}})
+        for steps in ([0, 1], [2, 3], [0, 4], [1, 2]):
+            batch = algo.sample()["default_policy"]
+            ends = batch.segments.ends - 1
+            assert sorted(batch["t"].tolist()) == sorted([*steps, *steps])
+            wanted = [2.0 * remembered(step) for step in batch["t"].tolist()]
+            assert batch["vf_preds"] == pytest.approx(wanted, abs=1e-6)
+            for row in ends.tolist():
+                step, over = int(batch["t"][row]), bool(batch["terminateds"][row])
+                worth = 0.0 if over else 2.0 * remembered(step + 1)
+                assert batch["value_targets"][row] == pytest.approx(1.0 + 0.99 * worth, abs=1e-5)
 
 
 class Resting(Several):

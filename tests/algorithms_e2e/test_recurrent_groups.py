@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from menv import Policy, local_policy_inference
-from menv.algorithms import QMIX
+from menv.algorithms import PPO, QMIX
 from tests.worlds import Several
 
 
@@ -28,6 +28,41 @@ class Cue(Several):
 
     def pay(self, actions: Any) -> Any:
         return {agent: float(self.at == 3 and action == self.cue) / 2 for agent, action in actions.items()}
+
+
+class Promise(Cue):
+    """The number of the first step is what both are paid in the third one, whatever they do."""
+
+    def pay(self, actions: Any) -> Any:
+        return {agent: float(self.at == 3 and self.cue) for agent in actions}
+
+
+@pytest.mark.parametrize(("model", "least", "most"), [
+    ({"use_gru": True}, 0.9, 1.0), pytest.param({"use_lstm": True}, 0.9, 1.0, marks=pytest.mark.slow), ({}, 0.0, 0.6),
+], ids=["gru", "lstm", "none"])  # fmt: skip
+def test_only_a_central_critic_with_a_memory_predicts_what_was_promised(
+    model: dict[str, Any], least: float, most: float
+) -> None:
+    config = {
+        "critic_obs": "all_agents", "num_envs_per_worker": 16, "train_batch_size": 1024, "lr": 1e-2, "seed": 0,
+        "model": {"fcnet_hiddens": [16], "lstm_cell_size": 8, "max_seq_len": 3, **model},
+    }  # fmt: skip
+    with PPO(env=Promise, config=config) as algo:
+        for _ in range(12):
+            found = algo.train()["info"]["default_policy"]["vf_explained_var"]
+    assert least <= found <= most
+
+
+@pytest.mark.slow
+def test_a_team_with_a_recurrent_central_critic_remembers_a_cue() -> None:
+    config = {
+        "critic_obs": "all_agents", "num_envs_per_worker": 32, "train_batch_size": 1024, "lr": 5e-3, "seed": 0,
+        "model": CONFIG["model"], "evaluation_duration": 40, "evaluation_config": {"explore": False},
+    }  # fmt: skip
+    with PPO(env=Cue, config=config) as algo:
+        for _ in range(20):
+            algo.train()
+        assert algo.evaluate()["evaluation"]["episode_reward_mean"] >= 0.95
 
 
 def team(context: Any) -> Any:

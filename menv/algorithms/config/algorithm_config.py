@@ -129,7 +129,7 @@ class ModelConfig(Settings):
     learning from images, but with large returns the value error can dominate the shared layers."""
     use_lstm: bool = False
     """Whether to add an LSTM after the hidden layers. The value function has a separate one unless `vf_share_layers`
-    is set."""
+    is set, and so has a centralized critic."""
     use_gru: bool = False
     """Whether to add a GRU instead of an LSTM."""
     lstm_cell_size: int = setting(64, high=MOST_SIZE)

@@ -53,6 +53,9 @@ class StockGraphs:
         graph.given("obs", np.uint8 if as_bytes else np.float32, graph.rows_of(width))
         if kind == "values":
             graph.result("values", np.float32, ["R"], graph.values())
+            if self.spec.critic_size and self.spec.cell:
+                size = sum(self.spec.cell.state_sizes)
+                graph.result("state_after", np.float32, ["R", size], graph.after["value"])
         else:
             add_policy(graph, self.spec.head, kind, masked)
         return graph.serialised(kind, {} if stacked else self.defaults)
@@ -69,7 +72,8 @@ class StockGraph(ActingGraph):
         super().__init__(spec.state_sizes, stacked)
         self.spec = spec
         self.reads = "obs"
-        self._after: dict[str, str] = {}
+        # The state after each cell that was added.
+        self.after: dict[str, str] = {}
 
     def rows_of(self, width: int) -> list[str | int]:
         """Return the input shape of layers that read `width` numbers per row."""
@@ -97,22 +101,22 @@ class StockGraph(ActingGraph):
     def state_after(self) -> str:
         for role in self.spec.roles:
             trunk = self.spec.trunk_name(role)
-            if trunk in self.spec.recurrent_trunks and trunk not in self._after:
+            if trunk in self.spec.acting_trunks and trunk not in self.after:
                 self._features(role)
-        parts = [self._after[trunk] for trunk in self.spec.recurrent_trunks]
+        parts = [self.after[trunk] for trunk in self.spec.acting_trunks]
         return self._selected(self.add("Concat", *parts, axis=-1), sum(self.state_sizes))
 
     def _features(self, role: Role) -> str:
         spec, trunk, x = self.spec, self.spec.trunk_name(role), self._observed(role)
         for layer in spec.hidden_layers(role):
             x = activation_nodes(self, spec.activation, affine_nodes(self, layer, x))
-        if not spec.cell or trunk not in spec.recurrent_trunks:
+        if not spec.cell:
             return x
         state = self.state_before()
-        count = len(spec.cell.state_sizes)
-        first = spec.recurrent_trunks.index(trunk) * count
+        count, acting = len(spec.cell.state_sizes), spec.acting_trunks
+        first = acting.index(trunk) * count if trunk in acting else 0
         parts = [part_nodes(self, spec.cell, state, first + number) for number in range(count)]
-        x, self._after[trunk] = cell_nodes(self, spec.cell, trunk, spec.hidden_features(role), x, parts)
+        x, self.after[trunk] = cell_nodes(self, spec.cell, trunk, spec.hidden_features(role), x, parts)
         return x
 
     def _observed(self, role: Role) -> str:

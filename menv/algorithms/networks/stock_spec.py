@@ -40,7 +40,8 @@ class StockSpec(NetworkSpec):
         obs_size: F, the size of a flat observation.
         dueling: Whether Q-values are V + A - mean A (Wang et al. 2016, eq. 9), on shared hidden layers; otherwise
             Q-networks have no value head.
-        cell: A recurrent layer after the hidden layers of each head, or None.
+        cell: A recurrent layer after the hidden layers of each head, or None. That of a centralized critic has a state
+            that acting never sees, of the same size.
         critic_size: Size of the input of a centralized critic; 0 if the value network reads observations.
         conv: Convolutions before the hidden layers, or None.
         pixels: Whether observations are bytes, which convolutions scale to [0, 1].
@@ -75,7 +76,7 @@ class StockSpec(NetworkSpec):
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
-        return self.cell.state_sizes * len(self.recurrent_trunks) if self.cell else ()
+        return self.cell.state_sizes * len(self.acting_trunks) if self.cell else ()
 
     def trunk_name(self, role: Role) -> str:
         """Return the name of the layers below a head."""
@@ -87,17 +88,22 @@ class StockSpec(NetworkSpec):
         return tuple(dict.fromkeys(self.trunk_name(role) for role in self.roles))
 
     @property
-    def recurrent_trunks(self) -> tuple[str, ...]:
-        """Trunks with a cell; a centralized critic has none, because its input is not available while acting."""
+    def acting_trunks(self) -> tuple[str, ...]:
+        """Trunks with a cell whose states acting keeps: without that of a centralized critic, whose input it lacks."""
         if not self.cell:
             return ()
         return ("policy",) if self.critic_size else self.trunks
 
+    @property
+    def cell_inputs(self) -> dict[str, int]:
+        """The input size of the cell of each trunk that has one."""
+        if not self.cell:
+            return {}
+        return {self.trunk_name(role): self.hidden_features(role) for role in self.roles}
+
     def features(self, role: Role) -> int:
         """Return the input size of a head."""
-        if self.cell and self.trunk_name(role) in self.recurrent_trunks:
-            return self.cell.size
-        return self.hidden_features(role)
+        return self.cell.size if self.cell else self.hidden_features(role)
 
     def hidden_features(self, role: Role) -> int:
         """Return the output size of the hidden layers."""
@@ -142,8 +148,8 @@ class StockSpec(NetworkSpec):
             shapes[f"{layer.name}.weight"] = (layer.inputs, layer.outputs)
             shapes[f"{layer.name}.bias"] = (layer.outputs,)
         if self.cell:
-            for trunk in self.recurrent_trunks:
-                shapes.update(self.cell.weight_shapes(trunk, self.hidden_features("policy")))
+            for trunk, inputs in self.cell_inputs.items():
+                shapes.update(self.cell.weight_shapes(trunk, inputs))
         shapes.update({name: first.shape for name, first in self.head.weights.items()})
         return shapes
 
@@ -153,8 +159,8 @@ class StockSpec(NetworkSpec):
         names = [f"{layer.name}.{part}" for layer in dict.fromkeys(hidden) for part in ("weight", "bias")]
         names.extend(f"{conv.name}.{part}" for conv in self._convolutions() for part in ("weight", "bias"))
         if self.cell:
-            for trunk in self.recurrent_trunks:
-                names.extend(self.cell.weight_shapes(trunk, self.hidden_features("policy")))
+            for trunk, inputs in self.cell_inputs.items():
+                names.extend(self.cell.weight_shapes(trunk, inputs))
         shapes = self.weight_shapes()
         return Trunk(tuple((name, shapes[name]) for name in names), self.activation, self.conv)
 
@@ -172,8 +178,8 @@ class StockSpec(NetworkSpec):
             matrix = orthogonal(rng, layer.inputs, layer.outputs)
             weights[f"{layer.name}.weight"] = (layer.gain * matrix).astype(np.float32)
         if self.cell:
-            for trunk in self.recurrent_trunks:
-                weights.update(self.cell.first_weights(trunk, self.hidden_features("policy"), rng))
+            for trunk, inputs in self.cell_inputs.items():
+                weights.update(self.cell.first_weights(trunk, inputs, rng))
         rng = np.random.default_rng((seed, 1))
         for conv in self._convolutions():
             matrix = _HIDDEN_GAIN * orthogonal(rng, math.prod(conv.weight_shape[1:]), conv.outputs)

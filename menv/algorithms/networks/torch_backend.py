@@ -104,6 +104,12 @@ class TorchBackend(ActingBackend):
         with repeatable(self._device):
             return array_of(self._network(policy).values(*self._tensors(obs, state)))
 
+    @torch.inference_mode()
+    def critic_state(self, policy: int, obs: Rows, state: Floats) -> Floats:
+        network: Any = self._network(policy)
+        with repeatable(self._device):
+            return array_of(network.critic_state(*self._tensors(obs, state)))
+
     @torch.inference_mode(False)
     def add_policy(self, weights: Weights | None = None) -> int:
         params = {
@@ -192,7 +198,7 @@ def check_against(
         errors = {
             "distribution inputs": _error(one.dist_inputs for one in evaluated),
             "log-probabilities": _error(one.logp for one in evaluated),
-            "values": _error(one.values(policy, seen, None if critic_size else state) for one in both),
+            "values": _error(one.values(policy, seen, state) for one in both),
             "drawn actions": _error((one.actions for one in drawn), odd),
             "greedy actions": _error((one.actions for one in greedy), odd),
             "states": _error(one.state for one in drawn) if width else 0.0,

@@ -34,10 +34,13 @@ class TorchStock:
         self._trunks = {role: spec.trunk_name(role) for role in spec.roles}
         self._cells: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], slice]] = {}
         if spec.cell:
-            size = sum(spec.cell.state_sizes)
-            for number, trunk in enumerate(spec.recurrent_trunks):
+            size, acting = sum(spec.cell.state_sizes), spec.acting_trunks
+            for trunk in spec.cell_inputs:
+                # The state of a centralized critic is a state of its own.
+                number = acting.index(trunk) if trunk in acting else 0
                 part = slice(number * size, (number + 1) * size)
                 self._cells[trunk] = torch_cell(spec.cell, trunk, params), part
+        self._acting_trunks = spec.acting_trunks
         self._one_trunk = len(spec.trunks) == 1
         self._activation = torch_activation(spec.activation)
         self._hidden = {
@@ -76,11 +79,16 @@ class TorchStock:
         """Return distribution inputs and the state after them."""
         found: dict[str, tuple[Tensor, Tensor]] = {}
         for role, trunk in self._trunks.items():
-            if trunk in self._cells and trunk not in found:
+            if trunk in self._acting_trunks and trunk not in found:
                 cell, part = self._cells[trunk]
                 found[trunk] = cell(self._hidden_features(role, obs), state[:, part])
         after = torch.cat([own for _, own in found.values()], 1)
         return self._policy_head(found[self._trunks["policy"]][0], mask), after
+
+    def critic_state(self, obs: Tensor, state: Tensor) -> Tensor:
+        """Return the state of a centralized critic after rows."""
+        cell, _ = self._cells["value"]
+        return cell(self._hidden_features("value", obs), state)[1]
 
     def _features(self, role: Role, obs: Tensor, state: Tensor | None) -> Tensor:
         features = self._hidden_features(role, obs)

@@ -108,7 +108,8 @@ class PPOLearner:
 
         Columns: obs [N, F], action_mask [N, M] (optional), actions [N, ...], action_logp [N], action_dist_inputs
         [N, D], advantages [N], value_targets [N]; critic_obs [N, C] of a centralized critic; seq_lens [S] and
-        state_in_0, ... [N, ...] of a recurrent policy. A custom loss gets every other column of the batch as well.
+        state_in_0, ... [N, ...] of a recurrent policy, and critic_state_in [N, S] of its centralized critic. A custom
+        loss gets every other column of the batch as well.
         """
         if len(columns["obs"]) == 0:
             raise ConfigError(
@@ -276,7 +277,10 @@ class PPOLearner:
         places = self._tensor(cut.rows)
         laid_out = rows.each(lambda column: column[places])
         state = self._tensor(state_before(columns, cut.starts))
-        return laid_out._replace(state=state, valid=self._tensor(cut.valid))
+        critic = None
+        if rows.critic_obs is not None:
+            critic = self._tensor(columns[SampleBatch.CRITIC_STATE_IN][cut.starts])
+        return laid_out._replace(state=state, critic_state=critic, valid=self._tensor(cut.valid))
 
     @torch.no_grad()
     def _with_magnet(self, rows: Minibatch) -> Minibatch:
@@ -399,12 +403,14 @@ class PPOLearner:
         return tuple(term for term in terms if term is not None)
 
     def _unrolled(self, rows: Minibatch, valid: Tensor) -> tuple[Minibatch, Tensor, Tensor]:
-        steps = rows._replace(state=None, valid=None).each(lambda column: column.flatten(0, 1))
+        steps = rows._replace(state=None, critic_state=None, valid=None).each(
+            lambda column: column.flatten(0, 1)
+        )
         if steps.critic_obs is None:
             inputs, values = self._network.both(steps.obs, steps.mask, rows.state)
         else:
             inputs = self._network.dist_inputs(steps.obs, steps.mask, rows.state)
-            values = self._network.values(steps.critic_obs)
+            values = self._network.values(steps.critic_obs, rows.critic_state)
         chosen = valid.flatten().nonzero()[:, 0]
         return (
             steps.each(lambda column: column.index_select(0, chosen)),

@@ -45,6 +45,7 @@ class Minibatch(NamedTuple):
         advantages: [B], normalised.
         value_targets: [B].
         state: [B, S] recurrent state before each sequence; only for sequences, whose columns are [B, T, ...].
+        critic_state: [B, S] that of a centralized critic; only for sequences.
         valid: [B, T] False after the end of a sequence; only for sequences.
         critic_obs: [B, C] input of a centralized critic, or None.
         bounds: [B, 2] of `clip_bounds`, if they are known.
@@ -60,6 +61,7 @@ class Minibatch(NamedTuple):
     advantages: Tensor
     value_targets: Tensor
     state: Tensor | None = None
+    critic_state: Tensor | None = None
     valid: Tensor | None = None
     critic_obs: Tensor | None = None
     bounds: Tensor | None = None

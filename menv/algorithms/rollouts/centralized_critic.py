@@ -100,16 +100,54 @@ class Shown(NamedTuple):
         return self._replace(**own)
 
 
+class CriticStates:
+    """The states of recurrent centralized critics after the last rows of trajectories that a fragment's end cut."""
+
+    def __init__(self) -> None:
+        # By agent episode, which the next episode of the sub-environment replaces: its id, the next row, the state.
+        self._kept: dict[int, tuple[int, int, Floats]] = {}
+
+    def unrolled(
+        self, batch: SampleBatch, size: int, step: Callable[[Column, Floats], Floats]
+    ) -> tuple[Floats, Floats]:
+        """Return the states before the rows [N, `size`] and after each chunk [S, `size`]; they begin with zeros.
+
+        `step` returns the states after rows from their indices [M] and the states before them.
+        """
+        segments, times = batch.segments, batch[SampleBatch.T]
+        states = np.zeros((len(segments.lengths), size), np.float32)
+        lives = segments.life.tolist()
+        for chunk, place in enumerate(
+            zip(segments.eps_id.tolist(), times[segments.starts].tolist(), strict=True)
+        ):
+            *known, state = self._kept.pop(lives[chunk], (None,))
+            if known == [*place]:
+                states[chunk] = state
+        before = np.empty((batch.count, size), np.float32)
+        for number in range(int(segments.lengths.max(initial=0))):
+            running = np.flatnonzero(segments.lengths > number)
+            rows = segments.starts[running] + number
+            before[rows] = states[running]
+            states[running] = step(rows, states[running])
+        ends = segments.ends - 1
+        goes_on = ~(batch[SampleBatch.TERMINATEDS] | batch[SampleBatch.TRUNCATEDS])[ends]
+        for chunk in np.flatnonzero(goes_on).tolist():
+            place = int(segments.eps_id[chunk]), int(times[ends[chunk]]) + 1
+            self._kept[lives[chunk]] = *place, states[chunk].copy()
+        return before, states
+
+
 class JointHistory:
     """What later fragments of some policy groups' rows need of earlier ones.
 
     A row is released when its agent has another one: that of an agent that pauses may come fragments after the others'
-    rows of its env step.
+    rows of its env step. `critic_states` are those of recurrent critics.
     """
 
     def __init__(self, groups: Callable[[], Sequence[PolicyGroup]]) -> None:
         self._groups = groups
         self.kept: list[Shown] = []
+        self.critic_states = CriticStates()
 
     def held(self, places: Mapping[AgentId, int]) -> Iterator[Shown]:
         """Yield the rows that are not released yet; `places` are the positions of the agents."""

@@ -19,6 +19,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentC
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.rollouts.centralized_critic import (
     CriticRows,
+    CriticStates,
     JointFragment,
     JointHistory,
     JointObs,
@@ -68,17 +69,26 @@ def _with_others(
     return found
 
 
-def add_critic_values(batch: SampleBatch, seen: CriticRows, backend: ActingBackend, index: int) -> None:
+def add_critic_values(
+    batch: SampleBatch, seen: CriticRows, backend: ActingBackend, index: int, states: CriticStates
+) -> None:
     """Add `critic_obs` [N, C], and `vf_preds` and `next_vf_preds` [N] by one pass over all rows.
 
-    A row of NaN in `seen.after` is worth as much as the last row of its chunk.
+    A row of NaN in `seen.after` is worth as much as the last row of its chunk. A recurrent critic also adds
+    `critic_state_in` [N, S], its states before the rows.
     """
     batch[SampleBatch.CRITIC_OBS] = seen.rows
+    later = None
+    if backend.state_size:
+        batch[SampleBatch.CRITIC_STATE_IN], later = states.unrolled(
+            batch, backend.state_size, lambda rows, state: backend.critic_state(index, seen.rows[rows], state)
+        )
     if SampleBatch.VF_PREDS in batch:
         return
     ends, count = batch.segments.ends - 1, batch.count
     known = ~batch[SampleBatch.TERMINATEDS][ends] & ~np.isnan(seen.after[:, 0])
-    values = backend.values(index, np.concatenate((seen.rows, seen.after[known])))
+    state = None if later is None else np.concatenate((batch[SampleBatch.CRITIC_STATE_IN], later[known]))
+    values = backend.values(index, np.concatenate((seen.rows, seen.after[known])), state)
     after = np.append(values[1:count], values[count - 1])
     after[ends] = values[ends]
     after[ends[known]] = values[count:]
@@ -186,7 +196,7 @@ class BatchPostprocessor:
             if policy_id in critics and self._recipes[policy_id].off_policy:
                 add_critic_rows(rows, critics[policy_id])
             elif policy_id in critics:
-                add_critic_values(rows, critics[policy_id], backend, index)
+                add_critic_values(rows, critics[policy_id], backend, index, history.critic_states)
             lacking = [name for name in _FROM_REWARDS if name not in rows]
             self._recipes[policy_id].complete(rows, backend, index, config, later=later)
             self._computed[policy_id] = [name for name in lacking if name in rows]
