@@ -1,7 +1,7 @@
 """The interface of engines: objects in other processes, asked for their methods by messages.
 
 A request names a method by the function in its class, so that type checkers compare the arguments: `actor.ask(
-RolloutWorker.state)`.
+RolloutWorker.running_ids)`.
 
 `process_engine` starts processes on this machine, `ray_engine` starts Ray actors. Both create an object elsewhere, call
 its methods and return the answers in the order of the requests. Values travel as cloudpickles, so functions of a script

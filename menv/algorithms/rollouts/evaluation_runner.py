@@ -18,7 +18,7 @@ from menv.algorithms.config.read_config import evaluation_settings
 from menv.algorithms.rollouts.environments import check_evaluable, create_evaluation_envs
 from menv.algorithms.rollouts.evaluation import Evaluation, EvaluationShare, check_env
 from menv.algorithms.rollouts.rollout_worker import RolloutWorker
-from menv.algorithms.rollouts.worker_group import PolicySync, WorkerGroup, sealed_settings
+from menv.algorithms.rollouts.worker_group import WorkerGroup, sealed_settings
 from menv.algorithms.rollouts.worker_messages import (
     PolicyUpdate,
     PolicyView,
@@ -266,15 +266,15 @@ class RemoteEvaluation:
     ) -> None:
         config = _of_workers(settings)
         self._policy_view = policy_view
-        self._policy_sync = PolicySync(policy_view)
-        self._engine = make_engine(config.engine, patience=config.worker_start_timeout_s)
+        engine = make_engine(config.engine, patience=config.worker_start_timeout_s)
         self._workers = WorkerGroup(
-            config, self._policy_sync, seed, self._engine, config.num_envs_per_worker, metrics,
+            config, policy_view, seed, engine, config.num_envs_per_worker, metrics,
             settings=first, declared=declared, in_evaluation=True,
         )  # fmt: skip
         # The policies that workers have; None after an interruption.
         self._playing: PolicyMap | None = policy_view.policy_map
-        # The update that an evaluation began with that is under way.
+        # Whether an evaluation is under way, and the update that it began with.
+        self._begun = False
         self._update: PolicyUpdate | None = None
         # The last arguments of each method that was called, for workers that are created later.
         self._calls: dict[str, tuple[Any, ...]] = {}
@@ -282,35 +282,32 @@ class RemoteEvaluation:
     def begin(self, number: int) -> None:
         """Let workers start an evaluation with the current policies; `play` waits for it."""
         self._follow()
-        self._policy_sync.resend_filters()
+        self._workers.policy_sync.resend_filters()
         # If this is interrupted, some workers lack the update.
-        playing, self._playing, self._update = self._playing, None, None
-        with self._policy_sync.sending() as update:
-            sent = self._engine.put(update)
+        playing, self._playing, self._begun = self._playing, None, False
+        with self._workers.update() as self._update:
             for index in range(len(self._workers)):
-                self._workers.ask(index, RolloutWorker.quota, number, sent)
-        self._playing, self._update = playing, sent
+                self._workers.ask(index, RolloutWorker.quota, number, self._update)
+        self._playing, self._begun = playing, True
 
     def play(self, number: int) -> list[EvaluationShare]:
         """Return the shares of the evaluation that was begun, or of a new one."""
-        if self._update is None:
+        if not self._begun:
             self.begin(number)
-        assert self._update is not None
-        update, self._update = self._update, None
-        playing, self._playing = self._playing, None
+        playing, self._playing, self._begun = self._playing, None, False
         shares: list[EvaluationShare] = []
         for index in range(len(self._workers)):
-            share = self._workers.result(index, RolloutWorker.quota, number, update)
+            share = self._workers.result(index, RolloutWorker.quota, number, self._update)
             assert share is not None
             self._workers.warn(share.warnings)
             shares.append(share)
-        self._playing = playing
+        self._playing, self._update = playing, None
         return shares
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Call a method of every sub-environment; an evaluation that is under way begins again afterwards."""
         self._follow()
-        self._update = None
+        self._begun = False
         found = self._workers.call_all(RolloutWorker.call_envs, method, args)
         self._calls[method] = args
         return [value for values in found for value in values or ()]
@@ -318,7 +315,7 @@ class RemoteEvaluation:
     def break_off(self) -> None:
         """End a running evaluation with its processes."""
         if self._workers.kill_busy():
-            self._playing = self._update = None
+            self._playing, self._begun = None, False
 
     def stop(self) -> None:
         """End the workers."""
@@ -332,7 +329,7 @@ class RemoteEvaluation:
                 self._workers.outdate(index)
             for method, args in self._calls.items():
                 self._workers.call_all(RolloutWorker.call_envs, method, args)
-            self._policy_sync.mark_sent()
+            self._workers.policy_sync.mark_sent()
             self._playing = policy_map
 
 

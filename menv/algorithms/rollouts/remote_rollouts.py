@@ -24,7 +24,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.environments import check_input_settings, create_envs
 from menv.algorithms.rollouts.local_rollouts import LocalRollouts, Rollouts
 from menv.algorithms.rollouts.rollout_worker import RolloutWorker, import_runtime
-from menv.algorithms.rollouts.worker_group import PolicySync, WorkerGroup
+from menv.algorithms.rollouts.worker_group import WorkerGroup
 from menv.algorithms.rollouts.worker_messages import (
     Fragment,
     PolicyView,
@@ -88,11 +88,9 @@ class RemoteRollouts:
         self._config = config
         self._policy_view = policy_view
         self._metrics = metrics
-        self._engine = engine
         self._each = num_envs
-        self._policy_sync = PolicySync(policy_view)
         self.workers = WorkerGroup(
-            config, self._policy_sync, seed, engine, num_envs, metrics, early, declared=declared
+            config, policy_view, seed, engine, num_envs, metrics, early, declared=declared
         )
         # Fragments of each worker that nothing has consumed yet; its worker may be lost by now.
         self._queues = [deque[Fragment]() for _ in range(config.num_workers)]
@@ -127,11 +125,10 @@ class RemoteRollouts:
         if self._prepared and all(queue or i in absent for i, queue in enumerate(self._queues)):
             return
         present = self.workers.present()
-        with self._policy_sync.sending() as update:
-            if not update.empty:
-                sent = self._engine.put(update)
+        with self.workers.update() as update:
+            if update is not None:
                 for index in present:
-                    self.workers.ask(index, RolloutWorker.take, sent)
+                    self.workers.ask(index, RolloutWorker.take, update)
         for index in present:
             if (error := self._errors.pop(index, None)) is not None:
                 raise error
@@ -150,7 +147,7 @@ class RemoteRollouts:
 
     def _ask(self, index: int, due: int) -> None:
         """Let so many fragments of a worker be under way."""
-        number = self._policy_sync.version if self._ahead else None
+        number = self.workers.policy_sync.version if self._ahead else None
         while self.workers.due(index, RolloutWorker.fragment) < due:
             self.workers.ask(index, RolloutWorker.fragment, number, self._config.explore)
 
@@ -187,9 +184,8 @@ class RemoteRollouts:
     @locked
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
         self._behind = True
-        policies = self._engine.put(self._policy_sync.worker_policies())
-        self._call_all(RolloutWorker.switch, policies)
-        self._policy_sync.mark_sent()
+        self._call_all(RolloutWorker.switch, self.workers.policies())
+        self.workers.policy_sync.mark_sent()
         self._behind = False
 
     @locked
@@ -282,7 +278,7 @@ class RemoteRollouts:
             self.counters.add(fragment.counters)
             self._metrics.absorb(fragment.metrics)
             self.timers.add(fragment.timers)
-            self._policy_sync.merge_filters(fragment.filters)
+            self.workers.policy_sync.merge_filters(fragment.filters)
             self.workers.warn(fragment.warnings)
             for batch in fragment.batch.policy_batches.values():
                 batch.segments.env_id = batch.segments.env_id + index * self._each
@@ -296,7 +292,7 @@ class RemoteRollouts:
         if self._ahead:
             # Empty where all rows sampled ahead are of a removed policy.
             acted = [rows[SampleBatch.WEIGHTS_SEQ_NO] for rows in found.policy_batches.values()]
-            self.staleness += [self._policy_sync.version - numbers for numbers in acted]
+            self.staleness += [self.workers.policy_sync.version - numbers for numbers in acted]
         together = MultiAgentBatch({name: found[name] for name in order}, found.env_steps())
         if self._config.overlap:
             # Workers left the values to these networks, which have learned since.

@@ -92,10 +92,10 @@ class RolloutWorker:
         """Apply an update of the policies."""
         self._policies.take(update)
 
-    def quota(self, number: int, update: PolicyUpdate) -> EvaluationShare:
-        """Apply an update and run the episodes of evaluation `number`."""
-        # No episode is running.
-        self.take(update)
+    def quota(self, number: int, update: PolicyUpdate | None) -> EvaluationShare:
+        """Run the episodes of evaluation `number`, after an update while no episode is running."""
+        if update is not None:
+            self.take(update)
         with collect_warnings() as faults:
             return self._evaluation.play(number)._replace(warnings=faults)
 

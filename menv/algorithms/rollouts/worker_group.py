@@ -148,13 +148,13 @@ class WorkerGroup:
     `early` are processes that the engine has started already and that hold no worker, `settings` those from before
     callbacks received the algorithm, `declared` the spaces of the driver's environment. `metrics` record the episodes
     of lost workers as faulty. Training continues without workers that Ray has no room for: they are `absent` until it
-    has. `lost` counts replaced workers.
+    has. `lost` counts replaced workers, and `policy_sync` knows which policies the workers have.
     """
 
     def __init__(
         self,
         config: AlgorithmConfig,
-        policy_sync: PolicySync,
+        policy_view: PolicyView,
         seed: int,
         engine: Engine,
         num_envs: int,
@@ -172,7 +172,7 @@ class WorkerGroup:
         self.lost = 0
         # Callbacks may hold the algorithm or open files later, which workers do not need.
         self._settings = settings or sealed_settings(config)
-        self._policy_sync = policy_sync
+        self.policy_sync = PolicySync(policy_view)
         self._engine = engine
         self._each = num_envs
         self._metrics = metrics
@@ -195,6 +195,16 @@ class WorkerGroup:
 
     def __len__(self) -> int:
         return len(self.states)
+
+    @contextmanager
+    def update(self) -> Iterator[PolicyUpdate | None]:
+        """Yield a parcel of what workers lack of the policies, None if that is nothing; see `PolicySync.sending`."""
+        with self.policy_sync.sending() as update:
+            yield None if update.empty else self._engine.put(update)
+
+    def policies(self) -> PolicyView:
+        """Return a parcel of the current policies."""
+        return self._engine.put(self.policy_sync.worker_policies())
 
     @property
     def pids(self) -> list[int | None]:
@@ -330,7 +340,7 @@ class WorkerGroup:
         del self._outdated[index]
 
     def _worker_init(self, index: int) -> WorkerInit:
-        policies = self._policy_sync.worker_policies()
+        policies = self.policy_sync.worker_policies()
         return WorkerInit(
             self._settings,
             self._placement(index),
