@@ -92,6 +92,14 @@ def _temporary(tmp_path_factory: pytest.TempPathFactory) -> None:
     tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _crashes_need_no_pause() -> Iterator[None]:
+    """Replace environments that crash again and again at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("menv.adapters.local_envs.PAUSE", 0.0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _gpu(request: pytest.FixtureRequest) -> None:
     """Skip tests marked `gpu` where torch finds no GPU."""

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.learning.page import PAGE, PICTURES, draw_curves, section
 from benchmarks.learning.tables import groups, published
 from menv.algorithms import PPO, QMIX, SAC, DQNConfig, PPOConfig, QMIXConfig, SACConfig
@@ -76,10 +78,14 @@ def test_the_keys_of_workers_and_external_environments_are_on_the_page() -> None
 # The page of the learning benchmark says what its CSV files say, and each environment has its settings.
 
 
-def test_the_page_and_its_pictures_are_made_of_the_results(tmp_path: Path) -> None:
-    draw_curves(tmp_path)
+def test_the_page_is_made_of_the_results() -> None:
     for group in groups():
         assert section(group) in PAGE.read_text("utf-8"), "run make benchmark-learning ARGS=--report"
+
+
+@pytest.mark.slow
+def test_the_pictures_are_drawn_from_the_results(tmp_path: Path) -> None:
+    draw_curves(tmp_path)
     for picture in tmp_path.iterdir():
         assert picture.read_text("utf-8") == (PICTURES / picture.name).read_text("utf-8")
 

@@ -14,6 +14,7 @@ import pytest
 from menv.algorithms import PPO
 from menv.tracking import Run
 from tests.house.sources import ROOT
+from tests.warm_python import run_warm
 
 SLOW = """
 import sys
@@ -94,9 +95,7 @@ def test_ctrl_c_ends_a_run_at_once_and_it_can_be_resumed(
         "--stop",
         "training_iteration=2",
     ]
-    done = subprocess.run(
-        [*resumed, *more], capture_output=True, text=True, env=env, timeout=120, check=False
-    )
+    done = run_warm([*resumed, *more][1:], tmp_path)
     assert done.returncode == 0, done.stderr
     assert [one["training_iteration"] for one in Run("run").results()] == [1, 2]
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from menv.cli.main import main
@@ -52,6 +51,8 @@ def write(text: str = SWEEP, **replaced: str) -> None:
 
 def trials(folder: str = "runs/sweep") -> list[tuple[str, dict[str, Any], float | None]]:
     """Return state, settings and score of the trials that Optuna has stored."""
+    import optuna
+
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder}/sweep.db")
     return [(one.state.name, one.params, one.value) for one in study.trials]
 

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import ray
 
 from tests.engines.processes import PATIENCE_S, driver, eventually, lives, ran
 from tests.house.sources import ROOT
@@ -20,6 +19,8 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """The name of an engine; drivers use the Ray of these tests, as they would use a cluster."""
     if request.param == "ray":
         request.getfixturevalue("running_ray")
+        import ray
+
         monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
     return str(request.param)
 

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from menv.errors import NoRoomError
 from tests.engines.homes import Counter
 from tests.engines.peers import RemoteActor, make_engine
 from tests.engines.processes import driver, eventually, ran
+from tests.later import Later
+
+ray = Later("ray")
 
 
 @pytest.fixture

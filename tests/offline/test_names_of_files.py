@@ -6,30 +6,37 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from menv.algorithms import PPO
 from menv.algorithms.training.crash_capsules import write_capsule
-from menv.offline import read_episodes
+from menv.offline import RecordCallbacks, read_episodes
 from menv.tracking import next_run_dir
+from tests.offline.worlds import SPACES, Comings
 
 RECORDING = """
 import sys
-from menv.algorithms import PPO
-from menv.offline import RecordCallbacks
-from tests.offline.worlds import SPACES, Comings
+from tests.offline.test_names_of_files import recorder
 
-config = {
-    "rollout_fragment_length": 30, "seed": int(sys.argv[2]), "callbacks": RecordCallbacks(sys.argv[1]),
-    "multiagent": {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent},
-}
-with PPO(env=Comings, config=config) as algo:
+with recorder(sys.argv[1], 1) as algo:
     print("ready", flush=True)
     sys.stdin.readline()
     for _ in range(20):
         algo.sample()
 """
+
+
+def recorder(path: str, seed: int) -> PPO:
+    """Return an algorithm that records its episodes."""
+    agents = {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent}
+    config = {
+        "rollout_fragment_length": 30,
+        "seed": seed,
+        "callbacks": RecordCallbacks(path),
+        "multiagent": agents,
+    }
+    return PPO(env=Comings, config=config)
 
 
 @pytest.fixture
@@ -42,17 +49,18 @@ def eager_threads() -> Iterator[None]:
 
 
 def test_runs_that_record_into_one_path_keep_all_their_episodes(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RECORDING, str(tmp_path / "run.parquet")]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    runs = [subprocess.Popen([*command, str(seed)], **pipes) for seed in range(2)]
-    for run in runs:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "ready\n"
-    for run in runs:
-        assert run.stdin is not None
-        run.stdin.write("\n")
-        run.stdin.flush()
-    assert [(run.communicate()[0], run.returncode) for run in runs] == [("", 0)] * 2
+    path = str(tmp_path / "run.parquet")
+    command = [sys.executable, "-c", RECORDING, path]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with recorder(path, 0) as algo:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        other.stdin.write("\n")
+        other.stdin.flush()
+        for _ in range(20):
+            algo.sample()
+        assert (other.communicate()[0], other.returncode) == ("", 0)
     files = sorted(tmp_path.iterdir())
     assert [path.name for path in files] == [f"run-0-{number:05d}.parquet" for number in range(1, 41)]
     # Each fragment of 30 steps ends at least one episode of at most 12 steps.

@@ -47,9 +47,6 @@ dues = st.builds(
 )
 
 
-pytestmark = pytest.mark.usefixtures("no_pauses")
-
-
 class Run:
     """Some fragments of one schedule, in worlds of which some crash."""
 

@@ -194,7 +194,7 @@ no_json = st.builds(
 def test_whatever_is_sent_is_taken_or_refused_with_a_code(some: st.SearchStrategy[bytes]) -> None:
     with speaking() as (_, voice):
 
-        @settings(max_examples=150, deadline=None)
+        @settings(max_examples=60, deadline=None)
         @given(some)
         def say(body: bytes) -> None:
             codes = {answer.get("code") for answer in heard(voice, body)}

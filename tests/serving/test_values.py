@@ -37,7 +37,7 @@ def column(space: Any, rows: int, seed: int, form: str) -> tuple[Any, Any]:
 
 
 @example(gym.spaces.Box(-1.0, 1.0, (0, 0), np.float16), gym.spaces.Discrete(2), 0, 0, "row by row")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     spaces,
     spaces,

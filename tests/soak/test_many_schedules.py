@@ -52,9 +52,7 @@ def test_no_reward_is_lost_and_no_lives_are_mixed(
 def test_the_same_holds_where_environments_crash(
     script: Script, length: int, due: list[crashes.Due], kind: str
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("menv.adapters.local_envs.PAUSE", 0.0)
-        run = crashes.Run(script, kind, length, due)
+    run = crashes.Run(script, kind, length, due)
     run.check()
     if kind == "recurrent":
         check_memory(run.batches)

@@ -10,11 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import wandb
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from menv import DefaultCallbacks
 from menv.algorithms import PPO
@@ -22,10 +20,19 @@ from menv.cli.main import main
 from menv.envs import TicTacToe
 from menv.tracking import CSV, JSONL, MLflow, Run, TensorBoard, Tracker, WeightsAndBiases
 from menv.wrappers import RecordEpisodes
-from tests.tracking.mlflow_server import Server, mlflow_server
-from tests.tracking.wandb_file import logged_runs
+from tests.later import Later
 from tests.tracking.wandb_server import wandb_server
 from tests.worlds import Several
+
+if TYPE_CHECKING:
+    from tests.tracking.mlflow_server import Server
+
+wandb, in_wandb, mlflow = (
+    Later("wandb"),
+    Later("tests.tracking.wandb_file"),
+    Later("tests.tracking.mlflow_server"),
+)
+event_files = Later("tensorboard.backend.event_processing.event_accumulator")
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,7 +89,7 @@ class Breaks(DefaultCallbacks):
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with mlflow_server(tmp_path / "ml") as server:
+    with mlflow.mlflow_server(tmp_path / "ml") as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
         yield server
 
@@ -196,9 +203,9 @@ def test_each_agent_has_its_curve_in_every_service_whatever_its_name(server: Ser
         algo.learn(64, run_dir="run", trackers=[MLflow("games"), WeightsAndBiases("games")])
     expected = [float(place) for place in range(len(NAMES))]
     (run,) = server.runs()
-    (row,) = logged_runs(offline)[0].rows
+    (row,) = in_wandb.logged_runs(offline)[0].rows
     table = {name: column[-1] for name, column in Run("run").progress().items()}
-    events = EventAccumulator("run").Reload()
+    events = event_files.EventAccumulator("run").Reload()
     scalars = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
     for numbers in (run.data.metrics, row, scalars):
         of_agents = [
@@ -220,11 +227,11 @@ def test_a_resumed_run_continues_its_runs_and_loses_no_steps(server: Server, off
     (run,) = server.runs()
     assert (run.info.run_name, run.info.status) == ("mine", "FINISHED")
     assert server.steps(run) == [64, 128, 192, 256, 192, 256, 320, 384]
-    first, second = logged_runs(offline)
+    first, second = in_wandb.logged_runs(offline)
     assert (first.name, first.run_id) == ("mine", second.run_id)
     steps = [[row["counts/num_env_steps_sampled"] for row in one.rows] for one in (first, second)]
     assert steps == [[64, 128, 192, 256], [192, 256, 320, 384]]
-    events = EventAccumulator("runs/mine").Reload()
+    events = event_files.EventAccumulator("runs/mine").Reload()
     assert [one.step for one in events.Scalars("return/mean")] == [64, 128, 192, 256, 320, 384]
 
 
@@ -246,7 +253,7 @@ def test_services_know_how_a_run_ended(server: Server, offline: Path) -> None:
     with PPO(env="tictactoe", config=SMALL) as algo:
         algo.learn(128, trackers=[MLflow("games"), WeightsAndBiases("games")])
     assert [run.info.status for run in server.runs()] == ["FAILED", "KILLED", "FINISHED"]
-    assert [one.exit_code for one in logged_runs(offline)] == [1, 1, 0]
+    assert [one.exit_code for one in in_wandb.logged_runs(offline)] == [1, 1, 0]
 
 
 @pytest.mark.slow_unless("*FAILED")
@@ -331,7 +338,7 @@ def test_trackers_are_callbacks_of_a_config(tmp_path: Path) -> None:
     columns, *rows = (tmp_path / "new" / "progress.csv").read_text().splitlines()
     mean = columns.split(",").index("episode_reward_mean")
     assert [float(row.split(",")[mean]) for row in rows] == [one["episode_reward_mean"] for one in results]
-    reader = EventAccumulator(str(tmp_path / "events")).Reload()
+    reader = event_files.EventAccumulator(str(tmp_path / "events")).Reload()
     assert [one.step for one in reader.Scalars("return/mean")] == [64, 128]
     assert b"sgd_minibatch_size" in reader.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     (video,) = reader.Images("videos/episode-000000")

@@ -8,32 +8,29 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from ray import tune
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
-from ray.tune.trainable import trainable as trainable_of_ray
 
 from menv import DefaultCallbacks, register_env
-from menv import tune as menv_tune
 from menv.algorithms import PPO
 from menv.errors import ConfigError
+from tests.later import Later
 
-trainable: Any = menv_tune.trainable
+tune, schedulers, menv_tune = Later("ray.tune"), Later("ray.tune.schedulers"), Later("menv.tune")
 SMALL = {"env": "CartPole-v1", "train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 1, "seed": 0}
 
 
 @pytest.fixture(autouse=True)
 def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let trials outside Tune write here instead of into the home folder."""
-    monkeypatch.setattr(trainable_of_ray, "DEFAULT_STORAGE_PATH", str(tmp_path))
+    monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
 
 
 def test_trials_continue_from_one_checkpoint_alike(tmp_path: Path) -> None:
-    trial = trainable(PPO)(dict(SMALL))
+    trial = menv_tune.trainable(PPO)(dict(SMALL))
     trial.train()
     saved = trial.save(str(tmp_path / "saved"))
     trial.restore(saved)
     expected = [trial.train()["digest"] for _ in range(2)]
-    other = trainable(PPO)(dict(SMALL))
+    other = menv_tune.trainable(PPO)(dict(SMALL))
     other.restore(saved)
     results = [other.train() for _ in range(2)]
     assert [result["digest"] for result in results] == expected
@@ -49,7 +46,7 @@ def test_trials_continue_from_one_checkpoint_alike(tmp_path: Path) -> None:
 
 
 def test_a_trial_reports_what_schedulers_compare() -> None:
-    trial = trainable(PPO, "CartPole-v1")({"train_batch_size": 4, "sgd_minibatch_size": 4})
+    trial = menv_tune.trainable(PPO, "CartPole-v1")({"train_batch_size": 4, "sgd_minibatch_size": 4})
     result = trial.train()
     assert math.isnan(result["episode_reward_mean"])
     assert result["first_fault"] is None
@@ -68,15 +65,15 @@ def test_a_trial_reports_what_schedulers_compare() -> None:
 def test_a_trial_reserves_processors_for_its_workers(
     settings: dict[str, Any], bundles: list[dict[str, float]], strategy: str
 ) -> None:
-    asked = trainable(PPO).default_resource_request({**SMALL, **settings})
+    asked = menv_tune.trainable(PPO).default_resource_request({**SMALL, **settings})
     assert (asked.bundles, asked.strategy) == (bundles, strategy)
 
 
 def test_a_wrong_class_and_a_wrong_setting_are_refused_before_a_trial_runs() -> None:
     with pytest.raises(ConfigError, match="trainable"):
-        trainable("PPO")
+        menv_tune.trainable("PPO")
     with pytest.raises(ConfigError, match="'gamma'"):
-        trainable(PPO).default_resource_request({**SMALL, "gama": 0.9})
+        menv_tune.trainable(PPO).default_resource_request({**SMALL, "gama": 0.9})
 
 
 class Stumbles(DefaultCallbacks):
@@ -93,12 +90,14 @@ class Stumbles(DefaultCallbacks):
 @pytest.mark.usefixtures("running_ray")
 def test_asha_stops_trials_and_an_experiment_resumes(tmp_path: Path) -> None:
     register_env("balance", lambda context: gym.make("CartPole-v1"))
-    scheduler = ASHAScheduler(time_attr="training_iteration", max_t=4, grace_period=1, reduction_factor=2)
+    scheduler = schedulers.ASHAScheduler(
+        time_attr="training_iteration", max_t=4, grace_period=1, reduction_factor=2
+    )
     stone = tmp_path / "stone"
     stone.touch()
     workers = {"num_workers": 1, "engine": "ray", "callbacks": Stumbles, "env_config": {"stone": str(stone)}}
     tuner: Any = tune.Tuner(
-        trainable(PPO, "balance"),
+        menv_tune.trainable(PPO, "balance"),
         param_space={**SMALL, **workers, "lr": tune.grid_search([1e-2, 1e-3])},
         tune_config=tune.TuneConfig(
             metric="info/default_policy/cur_lr", mode="max", scheduler=scheduler, max_concurrent_trials=1
@@ -111,7 +110,9 @@ def test_asha_stops_trials_and_an_experiment_resumes(tmp_path: Path) -> None:
     found = tuner.fit()
     assert [str(error).strip().splitlines()[-1] for error in found.errors] == ["RuntimeError: a stone"]
     assert [result.metrics["training_iteration"] for result in found] == [1, 1]
-    again: Any = tune.Tuner.restore(str(tmp_path / "asha"), trainable(PPO, "balance"), resume_errored=True)
+    again: Any = tune.Tuner.restore(
+        str(tmp_path / "asha"), menv_tune.trainable(PPO, "balance"), resume_errored=True
+    )
     best = again.fit().get_best_result()
     assert best.metrics["training_iteration"] == 3
     with PPO(config={**SMALL, "lr": 1e-2}) as algo:
@@ -123,12 +124,12 @@ def test_asha_stops_trials_and_an_experiment_resumes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("running_ray")
 def test_population_based_training_trains_on_with_other_settings(tmp_path: Path) -> None:
-    scheduler = PopulationBasedTraining(
+    scheduler = schedulers.PopulationBasedTraining(
         time_attr="training_iteration", perturbation_interval=2, quantile_fraction=0.5, synch=True,
         hyperparam_mutations={"lr": [1e-5, 1e-4, 1e-3]},
     )  # fmt: skip
     tuner: Any = tune.Tuner(
-        trainable(PPO),
+        menv_tune.trainable(PPO),
         param_space={**SMALL, "lr": tune.grid_search([1e-5, 1e-3])},
         tune_config=tune.TuneConfig(
             metric="episode_reward_mean", mode="max", scheduler=scheduler, reuse_actors=True

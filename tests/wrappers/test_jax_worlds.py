@@ -5,15 +5,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax
-import jumanji
 import numpy as np
-import pgx
 import pytest
-from jax import numpy as jnp
 
 from menv import VectorMultiAgentEnv, check_env, to_base_env
 from menv.algorithms import PPO
@@ -22,11 +18,20 @@ from menv.errors import ConfigError, MissingExtraError, UnknownNameError
 from menv.registry import env_names, make_env, resolve_env
 from menv.wrappers import JaxMarlEnv, JumanjiEnv, PgxEnv
 from menv.wrappers.jax_worlds import library
+from tests.later import Later
 
-jaxmarl = library("jaxmarl", "the tests")
+jax, jnp, jumanji, pgx = Later("jax"), Later("jax.numpy"), Later("jumanji"), Later("pgx")
 WORLDS = 3
 CHEAP = ("*LevelBasedForaging*", "*tic_tac_toe*", "*MPE_simple_spread*")
 """What runs by default; compiling the others takes longer."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiles_soon() -> Iterator[None]:
+    """Compile with few optimizations, because most of the time here is spent on that."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Moment(NamedTuple):
@@ -83,7 +88,7 @@ class Pgx:
 
 class JaxMarl:
     def __init__(self, name: str) -> None:
-        self.env = jaxmarl.make(name)
+        self.env = library("jaxmarl", "the tests").make(name)
 
     def reset(self, key: Any) -> Any:
         obs, state = self.env.reset(key)
@@ -162,13 +167,13 @@ def assert_same(column: Any, expected: Moment, rows: Any) -> None:
         "pgx:tic_tac_toe", "jaxmarl:MPE_simple_spread_v3",
     ],
 )  # fmt: skip
-def test_a_thousand_steps_are_those_of_the_bare_library(name: str) -> None:
+def test_steps_are_those_of_the_bare_library(name: str) -> None:
     env: VectorMultiAgentEnv = make_env(name, {"num_envs": WORLDS})
     env.reset(seed=8)
     obs, infos = env.reset(seed=7)
     bare, rng, ends = BareWorlds(name, 7), np.random.default_rng(0), 0
     sizes = [env.action_spaces[agent].n for agent in env.possible_agents]  # type: ignore[attr-defined]
-    for _ in range(1000):
+    for _ in range(250):
         acting = np.asarray(bare.now.acting)
         assert_same(obs, bare.now, acting)
         if "acting" in infos:
@@ -256,32 +261,36 @@ def test_compiling_is_logged_and_happens_once(caplog: pytest.LogCaptureFixture) 
     assert not [event for event in compiled if "backend_compile" in event]
 
 
-class Dying(jaxmarl.environments.MultiAgentEnv):  # type: ignore[misc, name-defined]
-    """Agent `b` dies after two steps, the episode ends after four; action 0 is never available."""
+def dying() -> Any:
+    """Return an environment whose agent `b` dies after two steps; it ends after four; action 0 is never available."""
+    jaxmarl = library("jaxmarl", "the tests")
 
-    def __init__(self) -> None:
-        super().__init__(2)
-        self.agents = ["a", "b"]
-        self.action_spaces = dict.fromkeys("ab", jaxmarl.environments.spaces.Discrete(2))
+    class Dying(jaxmarl.environments.MultiAgentEnv):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.agents = ["a", "b"]
+            self.action_spaces = dict.fromkeys("ab", jaxmarl.environments.spaces.Discrete(2))
 
-    def reset(self, key: Any) -> Any:
-        return self.get_obs(0), {"t": 0}
+        def reset(self, key: Any) -> Any:
+            return self.get_obs(0), {"t": 0}
 
-    def get_obs(self, t: Any) -> Any:
-        return {"a": jnp.full(2, t), "b": jnp.full(2, -t)}
+        def get_obs(self, t: Any) -> Any:
+            return {"a": jnp.full(2, t), "b": jnp.full(2, -t)}
 
-    def get_avail_actions(self, state: Any) -> Any:
-        return dict.fromkeys("ab", jnp.array([False, True]))
+        def get_avail_actions(self, state: Any) -> Any:
+            return dict.fromkeys("ab", jnp.array([False, True]))
 
-    def step_env(self, key: Any, state: Any, actions: Any) -> Any:
-        t = state["t"] + 1
-        done = {"a": jnp.bool_(False), "b": t >= 2, "__all__": t == 4}
-        return self.get_obs(t), {"t": t}, {"a": actions["a"], "b": 10 * t}, done, {}
+        def step_env(self, key: Any, state: Any, actions: Any) -> Any:
+            t = state["t"] + 1
+            done = {"a": jnp.bool_(False), "b": t >= 2, "__all__": t == 4}
+            return self.get_obs(t), {"t": t}, {"a": actions["a"], "b": 10 * t}, done, {}
+
+    return Dying()
 
 
 def test_agents_of_jaxmarl_die_one_by_one_and_their_masks_are_kept() -> None:
-    assert check_env(JaxMarlEnv(Dying(), num_envs=2)) == []
-    env = to_base_env(JaxMarlEnv(Dying(), num_envs=2))
+    assert check_env(JaxMarlEnv(dying(), num_envs=2)) == []
+    env = to_base_env(JaxMarlEnv(dying(), num_envs=2))
     ready = env.poll()
     assert ready.obs[0]["action_mask"].tolist() == [0, 1]
     ends = []
@@ -327,7 +336,9 @@ def test_listed_names_are_those_of_the_libraries() -> None:
     names = env_names()
     assert names["pgx"] == sorted(f"pgx:{name}" for name in pgx.available_envs())
     assert set(names["jumanji"]) <= {f"jumanji:{name}" for name in jumanji.registered_environments()}
-    assert set(names["jaxmarl"]) <= {f"jaxmarl:{name}" for name in jaxmarl.registered_envs}
+    assert set(names["jaxmarl"]) <= {
+        f"jaxmarl:{name}" for name in library("jaxmarl", "the tests").registered_envs
+    }
     assert "vmas:balance" in names["vmas"]
 
 
