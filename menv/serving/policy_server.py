@@ -109,7 +109,6 @@ class PolicyServer(RequestSource):
     Attributes:
         server: The server with its transports.
         sessions: Its clients.
-        described: Arguments of `ExternalEnvs` for what the clients play.
 
     Raises:
         ConfigError: A setting is invalid.
@@ -142,14 +141,6 @@ class PolicyServer(RequestSource):
         )  # fmt: skip
         _check_spaces(name, ioctx)
         super().__init__(EpisodeBroker(batch_wait=batch_wait))
-        self.described: dict[str, Any] = {
-            "idle_timeout": idle_timeout,
-            "observation_space": ioctx.observation_space,
-            "action_space": ioctx.action_space,
-            "observation_spaces": ioctx.observation_spaces,
-            "action_spaces": ioctx.action_spaces,
-            "possible_agents": ioctx.possible_agents,
-        }
         self.max_staleness = max_staleness
         self._name, self._clients_act = name, clients_act
         self._env_steps_per_sample, self._force_on_policy = env_steps_per_sample, force_on_policy
@@ -305,10 +296,14 @@ class PolicyServerInput(ExternalEnvs):
             type(self).__name__, ioctx, address, port, transport=transport, limits=limits, token=token, access=access,
             idle_timeout=idle_timeout, **settings,
         )  # fmt: skip
-        super().__init__(server, **server.described)
+        super().__init__(
+            server, observation_space=ioctx.observation_space, action_space=ioctx.action_space,
+            observation_spaces=ioctx.observation_spaces, action_spaces=ioctx.action_spaces,
+            possible_agents=ioctx.possible_agents, idle_timeout=idle_timeout,
+        )  # fmt: skip
 
 
-class RLlinkInput(ExternalEnvs):
+class RLlinkInput(PolicyServerInput):
     """A server for RLlink clients over TCP, which run an ONNX policy themselves; see `PolicyServerInput`.
 
     Clients that use the menv extension may connect to the same port.
@@ -323,9 +318,7 @@ class RLlinkInput(ExternalEnvs):
     def __init__(
         self, ioctx: InputContext, address: str = "127.0.0.1", port: int = 5555, **settings: Any
     ) -> None:
-        settings = {"transport": "tcp", **settings}
-        server = PolicyServer(type(self).__name__, ioctx, address, port, clients_act=True, **settings)
-        super().__init__(server, **server.described)
+        super().__init__(ioctx, address, port, **{"transport": "tcp", "clients_act": True, **settings})
 
 
 def _transports(name: str, ioctx: InputContext, port: int, transport: Any) -> Sequence[Transport]:

@@ -159,12 +159,6 @@ class Session:
             task.cancel()
         self._sessions.lost(self)
 
-    def _ping(self, _: Ping, responder: Responder) -> None:
-        responder.send(Pong())
-
-    def _start(self, request: StartEpisode, responder: Responder) -> None:
-        self._action_requests.start(self.state, request, responder)
-
     def _step(self, request: EpisodeMessage, responder: Responder) -> None:
         self._action_requests.step(self.state, request, responder)
 
@@ -322,13 +316,13 @@ def _refusal(error: Exception) -> BadMessageError:
 
 
 _HANDLERS: dict[type[Request], Callable[..., Work | None]] = {
-    Ping: Session._ping,
+    Ping: lambda session, request, responder: responder.send(Pong()),
     GetConfig: Session._greet,
     GetState: Session._send_state,
     Episodes: Session._take_episodes,
     EpisodesAndGetState: Session._take_episodes_first,
     GetPolicies: Session._send_policies,
-    StartEpisode: Session._start,
+    StartEpisode: lambda session, *args: session._action_requests.start(session.state, *args),
     **dict.fromkeys((GetAction, LogAction, LogReturns, EndEpisode), Session._step),
 }
 """The methods that handle requests; a coroutine does what takes long."""
