@@ -65,7 +65,7 @@ from menv.inference.checkpoint_folder import (
 from menv.interrupts import Terminations
 from menv.plain_files import opened, path_given
 from menv.policy_spec import PolicySpec
-from menv.registry import describe_env, make_env
+from menv.registry import describe_env, make_env, names_module
 from menv.sampling.infer_policies import AgentSpaces
 from menv.serialization import shell_line, shell_word
 from menv.tracking.progress import progress
@@ -225,7 +225,7 @@ def _zoo_unless_resumed(args: argparse.Namespace) -> ZooSettings | None:
     """Return the settings of the zoo for a new run, and complete the arguments with what they say."""
     zoo = _zoo(args)
     if zoo is not None:
-        args.run = zoo.algorithm
+        args.run = args.run if _is_own(args.run) else zoo.algorithm
         if not args.stop and zoo.env_steps is not None:
             args.stop = {TIMESTEPS: zoo.env_steps}
     if args.resume_or_start and _has_checkpoint(args):
@@ -308,13 +308,19 @@ def _zoo(args: argparse.Namespace) -> ZooSettings | None:
         return None
     if args.zoo is None:
         return zoo_settings(env, args.run or "PPO")
-    found = required_zoo_settings(env, args.zoo, args.run or "PPO")
-    if args.run not in (None, found.algorithm):
+    # The table of an algorithm of yours has the name of its recipe.
+    name = algorithm_class(args.run, "--run").recipe.name if _is_own(args.run) else args.run
+    found = required_zoo_settings(env, args.zoo, name or "PPO")
+    if name not in (None, found.algorithm):
         raise ConfigError(
             f"--run {args.run}: given with --zoo {args.zoo}, which is for {found.algorithm}, expected one algorithm; "
             "leave --run out"
         )
     return found
+
+
+def _is_own(run: str | None) -> bool:
+    return run is not None and names_module(run)
 
 
 def algorithm_of(args: argparse.Namespace, zoo: ZooSettings | None) -> Algorithm:

@@ -18,6 +18,7 @@ from menv.cli.main import main
 from menv.envs import TicTacToe
 from menv.errors import UnknownNameError
 from menv.policy_spec import PolicySpec
+from menv.tracking import Run
 from tests.checkpoints.forged import forge
 from tests.house.sources import ROOT
 
@@ -176,6 +177,19 @@ def test_the_command_line_trains_resumes_and_evaluates_it(
     assert "add --trust to import it: menv evaluate run --episodes 1 --trust" in refused.stderr
     assert run_menv("evaluate", "run", "--episodes", "1", "--trust").returncode == 0
     assert run_menv("train", "--resume", "run", "--trust", "--stop", "training_iteration=2").returncode == 0
+
+
+def test_a_zoo_file_has_a_table_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.toml").write_text('envs = ["CartPole-v1"]\n[A2C]\nlr = 0.125\n[PPO]\nlr = 0.25\n')
+    train = ["train", "CartPole-v1", "--run", FILE, *ONCE, "--run-dir", "run", "--zoo"]
+    assert main([*train, "my.toml"]) == 0
+    assert "settings of my.toml [A2C]: lr=0.125;" in capsys.readouterr().out
+    assert Run("run").config["algorithm"] == "A2C"
+    assert main([*train, "my.toml:PPO"]) == 2
+    assert "is for PPO, expected one algorithm; leave --run out" in capsys.readouterr().err
 
 
 def test_a_subclass_of_ppo_keeps_its_own_defaults_on_the_command_line(
