@@ -146,7 +146,6 @@ def _runs(home: Path, said: dict[str, str]) -> None:
     said["run 7"] = "a list of at most 256 positive integers"
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
 def test_oversized_files_are_refused_in_two_seconds_with_bounded_memory(
     files: dict[str, str],

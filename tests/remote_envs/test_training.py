@@ -187,7 +187,7 @@ def test_environments_that_take_their_time_step_at_the_same_time() -> None:
         config = {
             **SMALL,
             "num_envs_per_worker": 8,
-            "rollout_fragment_length": 4,
+            "rollout_fragment_length": 2,
             "env_config": {"sleep": 0.05},
         }
         with PPO(env=Counting, config={**config, **far}) as algo:

@@ -198,12 +198,12 @@ def test_a_client_that_sends_large_bodies_without_a_pause_leaves_time_to_the_oth
     ):
         turns = Turns(healthy, "e")
         for _ in range(3):
-            alone = actions_in(turns, 0.5)
+            alone = actions_in(turns, 0.3)
             with Client(TCP, one.envs.addresses[0]) as rude, ThreadPoolExecutor(2) as pool:
                 pool.submit(rude.rest)
                 sending = pool.submit(send_for_ever, rude, TCP.wrap(body))
-                time.sleep(0.2)
-                shares.append(actions_in(turns, 0.5) / alone)
+                time.sleep(0.1)
+                shares.append(actions_in(turns, 0.3) / alone)
                 rude.socket.shutdown(socket.SHUT_RDWR)
                 sending.result(PATIENCE_S)
     assert statistics.median(shares) > 1 / 5
