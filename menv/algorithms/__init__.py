@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from menv.algorithms.ppo.ppo import PPO as PPO
     from menv.algorithms.ppo.ppo import PPOConfig as PPOConfig
     from menv.algorithms.ppo.ppo import PPORecipe as PPORecipe
-    from menv.algorithms.qmix.config import QMIXConfig as QMIXConfig
     from menv.algorithms.qmix.qmix import QMIX as QMIX
+    from menv.algorithms.qmix.qmix import QMIXConfig as QMIXConfig
     from menv.algorithms.recipe import register_algorithm as register_algorithm
     from menv.algorithms.sac.sac import SAC as SAC
     from menv.algorithms.sac.sac import SACConfig as SACConfig

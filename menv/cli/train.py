@@ -72,8 +72,7 @@ from menv.tracking.progress import progress
 from menv.tracking.run_folder import Run, RunFolder, cut_after, locked, next_run_dir
 from menv.tracking.services import services_of
 from menv.tracking.tracker import Tracker
-from menv.wrappers.group_agents import with_equal_spaces
-from menv.wrappers.team import as_team
+from menv.wrappers.group_agents import as_team, with_equal_spaces
 
 _VARIANTS = {"MAPPO": ("PPO", {"critic_obs": "state"}), "VDN": ("QMIX", {"mixer": "vdn"})}
 """Names of papers for an algorithm with a setting."""

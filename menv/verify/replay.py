@@ -21,7 +21,7 @@ from menv.env_calls import close_env
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, EnvFault, MenvError
 from menv.registry import import_first, is_known, make_env
-from menv.wrappers.team import as_team
+from menv.wrappers.group_agents import as_team
 
 SAME, ANOTHER, NONE = "same fault", "another fault", "no fault, differs"
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from menv._lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from menv.algorithms.qmix.config import QMIXConfig as QMIXConfig
     from menv.algorithms.qmix.qmix import QMIX as QMIX
+    from menv.algorithms.qmix.qmix import QMIXConfig as QMIXConfig
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -11,8 +11,8 @@ from torch.nn.functional import elu
 from menv.algorithms.dqn.learner import DQNLearner, RecurrentDQNLearner, best_value, sequence_priorities
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.off_policy.learner import TDTerms, td_loss
-from menv.algorithms.qmix.config import QMIXConfig
 from menv.algorithms.qmix.network import STATE_SHARE, GroupSpec
+from menv.algorithms.qmix.qmix import QMIXConfig
 from menv.inference.heads.head import masked
 
 

@@ -21,7 +21,7 @@ from menv.registry import checked_creator, env_kind, make_env
 from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit, WholeEpisodeLimit
 from menv.workers.convert import to_base_env
 from menv.workers.registered_envs import RemoteCreator
-from menv.wrappers.team import as_team
+from menv.wrappers.group_agents import as_team
 
 _MOST_ENVS = 1_000_000
 
