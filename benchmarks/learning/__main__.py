@@ -2,7 +2,8 @@
 
     python -m benchmarks.learning [--only NAME ...] [--seeds N] [--report]
 
-Each run is a process of its own, `menv train ENV --zoo TABLE --seed SEED`, for at most 10 minutes; `menv evaluate`
+Each run is a process of its own, `menv train ENV --zoo TABLE --seed SEED`, for at most 10 minutes, or as many as
+the group's file says; `menv evaluate`
 then plays 100 episodes with the final policy. Runs that the CSV files have are not repeated unless their settings
 have changed, so that this can be stopped and started at any time.
 """
@@ -31,7 +32,6 @@ from benchmarks.learning.tables import DEFAULTS, Experiment, groups, missing
 from menv.algorithms.training.learn import TIMESTEPS
 from menv.tracking.run_folder import Run
 
-MINUTES = 10
 POINTS = 50
 
 
@@ -66,7 +66,7 @@ def measured(experiment: Experiment, seed: int, folder: Path) -> tuple[dict[str,
     """Train and evaluate in two processes; return the line of the results and those of the curve."""
     zoo = experiment.zoo
     key = {"env": experiment.env, "table": experiment.table, "seed": seed}
-    bounds = [f"time_total_s={60 * MINUTES}", f"{TIMESTEPS}={zoo.env_steps}"]
+    bounds = [f"time_total_s={60 * experiment.minutes}", f"{TIMESTEPS}={zoo.env_steps}"]
     stop = [word for bound in bounds for word in ("--stop", bound)]
     began, cpu, load = time.monotonic(), os.times().children_user, os.getloadavg()[0]
     _menv(

@@ -1,22 +1,28 @@
 """Environments of the learning benchmark that have no name of their own.
 
-VMAS worlds, a game whose agents get equal spaces for VDN and QMIX, games against a player that moves at random, and two
-environments of Gymnasium with a wider observation space.
+VMAS worlds, a larger field of Jumanji's foraging, a game whose agents get equal spaces for VDN and QMIX, connect four
+against fixed opponents, and two environments of Gymnasium with a wider observation space.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from benchmarks.self_play import random_move
+from examples.connect_four import ConnectFour
 from menv.base_env import ALL
 from menv.env_context import EnvContext
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.registry import make_env
-from menv.wrappers import VmasEnv
+from menv.wrappers import JumanjiEnv, VmasEnv
+
+Opponent = Callable[[Any, Any, np.random.Generator], int]
+"""Returns a move for the mover's planes [2 * 42] and mask [7]."""
 
 WORLDS: dict[str, Any] = {"num_envs": 64, "max_steps": 100, "continuous_actions": False}
 
@@ -82,33 +88,30 @@ class Padded(MultiAgentEnv):
         }
 
 
-class AgainstRandom(MultiAgentEnv):
-    """A turn-based game: the policy has one seat, drawn for each episode, and the others move at random."""
+class Against(MultiAgentEnv):
+    """Connect four: the policy has one seat, drawn for each game, and `opponent` plays the other one."""
 
-    def __init__(self, name: str, context: EnvContext) -> None:
+    def __init__(self, opponent: Opponent, context: EnvContext) -> None:
         super().__init__()
-        self.env: MultiAgentEnv = make_env(name, context)
+        self.env, self._opponent = ConnectFour(), opponent
         self.possible_agents = self.env.possible_agents
-        self.observation_spaces = {
-            agent: self.env.get_observation_space(agent) for agent in self.possible_agents
-        }
-        self.action_spaces = {agent: self.env.get_action_space(agent) for agent in self.possible_agents}
+        self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
         self._rng = np.random.default_rng()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Start a game, and let the others move until it is the policy's turn."""
+        """Start a game, and let the opponent begin if it has the first seat."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        self._own = self.possible_agents[self._rng.integers(len(self.possible_agents))]
+        self._own = self.possible_agents[self._rng.integers(2)]
         self.agents = [self._own]
         obs, _ = self.env.reset(seed=seed, options=options)
         first = self._played(obs, {}, {ALL: False}, {ALL: False}, {})
         return first[0], {}
 
     def step(self, action_dict: AgentDict) -> StepDicts:
-        """Make the policy's move, and let the others move until its next turn."""
+        """Make the policy's move and the opponent's."""
         return self._played(*self.env.step(action_dict))
 
     def _played(self, *result: Any) -> StepDicts:
@@ -116,11 +119,22 @@ class AgainstRandom(MultiAgentEnv):
         while True:
             obs, rewards, terminateds, truncateds, _ = result
             earned += rewards.get(self._own, 0.0)
-            over = {ALL: terminateds[ALL]}, {ALL: truncateds[ALL]}
-            if self._own in obs or terminateds[ALL] or truncateds[ALL]:
+            if self._own in obs:
+                over = {ALL: terminateds[ALL]}, {ALL: truncateds[ALL]}
                 return {self._own: obs[self._own]}, {self._own: earned}, *over, {}
-            legal = {agent: np.flatnonzero(seen["action_mask"]) for agent, seen in obs.items()}
-            result = self.env.step({agent: int(self._rng.choice(moves)) for agent, moves in legal.items()})
+            ((other, seen),) = obs.items()
+            result = self.env.step(
+                {other: self._opponent(seen["observations"], seen["action_mask"], self._rng)}
+            )
+
+
+def foraging_15x15(context: EnvContext) -> JumanjiEnv:
+    """Return worlds of level-based foraging: 3 agents with 5 foods on a grid of 15 x 15 cells, 50 steps an episode."""
+    from jumanji.environments import LevelBasedForaging
+    from jumanji.environments.routing.lbf.generator import RandomGenerator
+
+    generator = RandomGenerator(grid_size=15, fov=15, num_agents=3, num_food=5)
+    return JumanjiEnv(LevelBasedForaging(generator=generator, time_limit=50), **context)
 
 
 def unbounded(name: str, context: EnvContext) -> gym.Env[Any, Any]:
@@ -133,4 +147,4 @@ def unbounded(name: str, context: EnvContext) -> gym.Env[Any, Any]:
 
 lunar_lander, bipedal_walker = (partial(unbounded, name) for name in ("LunarLander-v3", "BipedalWalker-v3"))
 balance, navigation = (partial(worlds, scenario) for scenario in ("balance", "navigation"))
-connect_four_against_random = partial(AgainstRandom, "examples/connect_four.py:ConnectFour")
+connect_four_against_random = partial(Against, random_move)

@@ -102,7 +102,8 @@ def _figure(value: float) -> str:
 
 
 def _spread(row: Row) -> str:
-    return f"{float(row['score']):,.1f}" + (f" ± {float(row['score_std']):,.1f}" if row["score_std"] else "")
+    score, std = (_figure(float(row[key])) if row[key] else "" for key in ("score", "score_std"))
+    return f"{score} ± {std}" if std else score
 
 
 def _seconds(results: list[Row]) -> str:

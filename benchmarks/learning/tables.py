@@ -44,6 +44,7 @@ class Experiment:
         explore: Whether the final policy samples its actions; the `evaluation_config` of a zoo table counts first.
         evaluate: The environment that the final policy is evaluated in.
         episodes: The number of episodes there.
+        minutes: How long a run may take.
         options: Further arguments of `menv train`.
         train: The environment that is trained, where it is not `env` itself.
     """
@@ -55,6 +56,7 @@ class Experiment:
     explore: bool
     evaluate: str
     episodes: int
+    minutes: int
     options: tuple[str, ...]
     train: str
 
@@ -146,7 +148,7 @@ def _group(path: Path) -> Group:
         Experiment(
             env["name"], table, score := env.get("score", "episode_reward_mean"), env.get("curve", score),
             _samples(env, table), env.get("evaluate", train), env.get("episodes", 100),
-            tuple(env.get("options", ())), train,
+            env.get("minutes", 10), tuple(env.get("options", ())), train,
         )
         for env in content["envs"]
         for train in [env.get("train", env["name"])]

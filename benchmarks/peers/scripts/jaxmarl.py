@@ -9,16 +9,16 @@ from typing import Any
 import jax
 from omegaconf import OmegaConf
 
-from benchmarks.peers.scripts.shared import SPREAD_STEPS, Told, main
+from benchmarks.peers.scripts.shared import Told, main
 
 
-def train(seed: int, told: Told) -> None:
+def train(seed: int, env_steps: int, told: Told) -> None:
     path = Path(sys.prefix, "ippo_ff_mpe.py")
     spec: Any = importlib.util.spec_from_file_location("ippo_ff_mpe", path)
     script: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     config: Any = OmegaConf.to_container(OmegaConf.load(path.with_suffix(".yaml")))
-    config["TOTAL_TIMESTEPS"] = SPREAD_STEPS
+    config["TOTAL_TIMESTEPS"] = env_steps
     updates: list[float] = []
 
     def log(metric: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, SPREAD_STEPS, TEAMS, Sample, Seen, Told, main
+from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, TEAMS, Sample, Seen, Told, main
 from menv.algorithms import PPO
 from menv.wrappers import ParallelPettingZooEnv, VmasEnv
 
@@ -35,7 +35,7 @@ def learn(seed: int, seen: Seen) -> None:
             returns = result["hist_stats"]["episode_reward"][-new:] if new else []
 
 
-def train(seed: int, told: Told) -> None:
+def train(seed: int, env_steps: int, told: Told) -> None:
     # The settings of JaxMARL's script: batches of 2,048 env steps, 4 epochs of 4 minibatches. They come from more
     # worlds, so that Python acts less often, and from a process beside the one that learns.
     config = {
@@ -46,7 +46,7 @@ def train(seed: int, told: Told) -> None:
         "train_batch_size": 128 * 16,
         "sgd_minibatch_size": 3 * 128 * 16 // 4,
         "num_sgd_iter": 4,
-        "lr_schedule": [[0, 2.5e-4], [SPREAD_STEPS, 0.0]],
+        "lr_schedule": [[0, 2.5e-4], [env_steps, 0.0]],
         "gamma": 0.99,
         "lambda": 0.95,
         "clip_param": 0.2,
@@ -58,7 +58,7 @@ def train(seed: int, told: Told) -> None:
     }
     with PPO(env="jaxmarl:MPE_simple_spread_v3", config={**config, "seed": seed}) as algo:
         steps = 0
-        while steps < SPREAD_STEPS:
+        while steps < env_steps:
             result = algo.train()
             steps = result["timesteps_total"]
             told(steps, result["episode_reward_mean"])

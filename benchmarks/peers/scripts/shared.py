@@ -33,6 +33,8 @@ SPREAD_GOAL = -72.0
 SMOOTHED = 20
 Told = Callable[[int, float], None]
 """Takes the env steps so far and the mean return, after an update."""
+Train = Callable[[int, int, Told], None]
+"""Trains with a seed for a number of env steps."""
 Seen = Callable[[int, Iterable[float]], bool]
 """Takes the env steps so far and the returns of new episodes, and returns whether to stop."""
 
@@ -125,22 +127,20 @@ def time_to_450(learn: Callable[[int, Seen], None], seed: int, at_most: float) -
     return found
 
 
-def spread_training(train: Callable[[int, Told], None], seed: int) -> dict[str, float]:
+def spread_training(train: Train, seed: int, env_steps: int) -> dict[str, float]:
     """Train in `simple_spread` and return env steps and their time, without the first update, which compiles."""
     told: list[tuple[int, float, dict[str, float]]] = []
     clock = Clock()
-    train(seed, lambda env_steps, mean: told.append((env_steps, mean, clock.read())))
+    train(seed, env_steps, lambda so_far, mean: told.append((so_far, mean, clock.read())))
     first, last = told[0], told[-1]
     found = {"env_steps": last[0] - first[0], **{key: last[2][key] - first[2][key] for key in first[2]}}
     found |= {"final_return": last[1], "goal": SPREAD_GOAL}
     # In the first update JaxMARL counts worlds without an episode as 0.
     latest: deque[float] = deque(maxlen=SMOOTHED)
-    for env_steps, mean, times in told[1:]:
+    for so_far, mean, times in told[1:]:
         latest.append(mean)
         if len(latest) == SMOOTHED and sum(latest) >= SPREAD_GOAL * SMOOTHED:
-            found |= {f"goal_{key}": times[key] - first[2][key] for key in times} | {
-                "goal_env_steps": env_steps
-            }
+            found |= {f"goal_{key}": times[key] - first[2][key] for key in times} | {"goal_env_steps": so_far}
             break
     return found
 
@@ -151,7 +151,7 @@ def main(
     team: Callable[[Callable[[], Any]], Sample | None] | None = None,
     balance: Make | None = None,
     learn: Callable[[int, Seen], None] | None = None,
-    train: Callable[[int, Told], None] | None = None,
+    train: Train | None = None,
 ) -> None:
     """Run the tasks that the command line names and print a line of JSON for each, the versions of the packages first.
 
@@ -162,7 +162,7 @@ def main(
             the library cannot.
         balance: Takes worlds of VMAS balance and the steps of each in a rollout, and returns how to collect it.
         learn: Trains on CartPole with a seed until the other says so.
-        train: Trains in JaxMARL's `simple_spread` for `SPREAD_STEPS` with a seed, and tells of each update.
+        train: Trains in JaxMARL's `simple_spread` with a seed for a number of env steps, and tells of each update.
     """
     sampling: dict[str, Callable[[], Sample | None]] = {
         "cartpole_64": lambda: cartpole and cartpole(64, LENGTH),
@@ -177,6 +177,7 @@ def main(
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement of sampling")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-most", type=float, default=60.0, help="seconds after which learning gives up")
+    parser.add_argument("--env-steps", type=int, default=SPREAD_STEPS, help="of spread_training")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
@@ -188,4 +189,4 @@ def main(
         elif task == "time_to_450" and learn:
             print(json.dumps({"task": task, **time_to_450(learn, args.seed, args.at_most)}), flush=True)
         elif task == "spread_training" and train:
-            print(json.dumps({"task": task, **spread_training(train, args.seed)}), flush=True)
+            print(json.dumps({"task": task, **spread_training(train, args.seed, args.env_steps)}), flush=True)
