@@ -91,7 +91,7 @@ class HttpTransport(Transport):
                 allow_headers=["authorization", "content-type", "menv-session"],
             )
         listening = self._bind(handler, limits, access)
-        server = self._server = _Server(config)
+        server = self._server = Server(config)
         serving = self._serving = asyncio.get_running_loop().create_task(server.serve([listening]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.001)
@@ -109,7 +109,7 @@ class HttpTransport(Transport):
         await asyncio.sleep(FLUSH_S / 10)
         await self._end_all()
         if self._serving is not None:
-            self._server.ending.set()
+            self._server.should_exit = True
             await asyncio.wait([self._serving])
         await self._end_all()
         for session in list(self.sessions.values()):
@@ -283,18 +283,6 @@ class _H11Connection(h11.Connection):
         if isinstance(event, h11.Request):
             self._in_chunks = any(name == b"transfer-encoding" for name, _ in event.headers)
         return event
-
-
-class _Server(Server):
-    """uvicorn's server, which ends at once when `ending` is set; its own loop looks ten times a second."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.ending = asyncio.Event()
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)
-        await self.ending.wait()
 
 
 class _HttpProtocol(H11Protocol):
