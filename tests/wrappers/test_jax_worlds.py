@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,21 +160,26 @@ def assert_same(column: Any, expected: Moment, rows: Any) -> None:
         assert np.array_equal(mask[rows], np.asarray(expected.mask)[rows])
 
 
-@pytest.mark.slow_unless(*CHEAP)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "jumanji:LevelBasedForaging-v0", "jumanji:RobotWarehouse-v0", "pgx:connect_four", "pgx:leduc_holdem",
-        "pgx:tic_tac_toe", "jaxmarl:MPE_simple_spread_v3",
-    ],
+COMPARED = (
+    "jumanji:LevelBasedForaging-v0", "jumanji:RobotWarehouse-v0", "pgx:connect_four", "pgx:leduc_holdem",
+    "pgx:tic_tac_toe", "jaxmarl:MPE_simple_spread_v3",
 )  # fmt: skip
-def test_steps_are_those_of_the_bare_library(name: str) -> None:
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        *((name, 250) for name in COMPARED if any(fnmatchcase(name, one) for one in CHEAP)),
+        *(pytest.param(name, 1000, marks=pytest.mark.slow) for name in COMPARED),
+    ],
+)
+def test_steps_are_those_of_the_bare_library(name: str, steps: int) -> None:
     env: VectorMultiAgentEnv = make_env(name, {"num_envs": WORLDS})
     env.reset(seed=8)
     obs, infos = env.reset(seed=7)
     bare, rng, ends = BareWorlds(name, 7), np.random.default_rng(0), 0
     sizes = [env.action_spaces[agent].n for agent in env.possible_agents]  # type: ignore[attr-defined]
-    for _ in range(250):
+    for _ in range(steps):
         acting = np.asarray(bare.now.acting)
         assert_same(obs, bare.now, acting)
         if "acting" in infos:
