@@ -3,9 +3,8 @@
     python -m benchmarks.learning [--only NAME ...] [--seeds N] [--report]
 
 Each run is a process of its own, `menv train ENV --zoo TABLE --seed SEED`, for at most 10 minutes, or as many as
-the group's file says; `menv evaluate`
-then plays 100 episodes with the final policy. Runs that the CSV files have are not repeated unless their settings
-have changed, so that this can be stopped and started at any time.
+the group's file says; `menv evaluate` then plays 100 episodes with the final policy. Runs that the CSV files have are
+not repeated unless their settings have changed, so that this can be stopped and started at any time.
 """
 
 from __future__ import annotations

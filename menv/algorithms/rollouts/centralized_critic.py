@@ -141,7 +141,7 @@ class JointHistory:
     """What later fragments of some policy groups' rows need of earlier ones.
 
     A row is released when its agent has another one: that of an agent that pauses may come fragments after the others'
-    rows of its env step. `critic_states` are those of recurrent critics.
+    rows of its env step. `critic_states` belong to recurrent critics.
     """
 
     def __init__(self, groups: Callable[[], Sequence[PolicyGroup]]) -> None:

@@ -61,7 +61,7 @@ class RolloutWorker:
         self._evaluation: Evaluation
         self._source: LocalRollouts | Evaluation
         if placement.in_evaluation:
-            # It creates its environments when it begins, with random numbers of its own.
+            # It creates its environments when it begins, with separate random numbers.
             callbacks = read_callbacks(config["callbacks"])
             self._source = self._evaluation = Evaluation(
                 config, self._policies, self._make_envs, callbacks, seed, placement
