@@ -101,7 +101,7 @@ def test_defaults_fill_in_missing_settings_only_and_are_copied() -> None:
 
 @pytest.mark.parametrize("wrong", [["size", 5], "size", 5])
 def test_an_env_config_that_is_not_a_mapping_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"env_config is a {type(wrong).__name__}, expected a mapping"):
+    with pytest.raises(ConfigError, match=f"env_config .*{type(wrong).__name__}"):
         EnvContext(wrong)
     context = a_context()
     with pytest.raises(ConfigError, match="env_config"):

@@ -66,7 +66,7 @@ def test_a_package_says_where_an_old_name_is_and_where_one_of_another_package_is
     for name, advice in {**cases, "make_vec_env": HINTS["import"]["make_vec_env"]}.items():
         with pytest.raises(ImportError, match=f"^{package} has no '{name}'; {re.escape(advice)}$"):
             exec(f"from {package} import {name}", {})
-        with pytest.raises(AttributeError, match=rf"no attribute '{name}', .*; {re.escape(advice)}$"):
+        with pytest.raises(AttributeError, match=rf"'{name}'.*; {re.escape(advice)}$"):
             getattr(module, name)
     with pytest.raises(AttributeError, match="trian"):
         _ = module.trian
@@ -121,7 +121,7 @@ def test_imports_at_the_paths_of_rllib_work(statement: str) -> None:
         ("from menv.algorithms import ppo; ppo.PPOTrainer", "menv.algorithms import PPO$"),
         ("from menv.algorithms.dqn import DQNTrainer", "menv.algorithms import DQN$"),
         *(
-            (f"from menv.algorithms import {name}", "has PPO, DQN, SAC and QMIX")
+            (f"from menv.algorithms import {name}", "PPO, DQN, SAC and QMIX")
             for name in ("pg", "a2c", "IMPALA")
         ),
     ],
@@ -151,9 +151,7 @@ def test_getting_a_key_of_the_new_api_from_a_result_warns_and_gives_the_default(
 )
 def test_assigning_to_a_setting_names_a_replacement_that_works(name: str, here: str) -> None:
     config = PPOConfig()
-    with pytest.raises(
-        dataclasses.FrozenInstanceError, match=rf"call dataclasses.replace\(config, {here}=...\)"
-    ):
+    with pytest.raises(dataclasses.FrozenInstanceError, match=rf"dataclasses.replace\(config, {here}=...\)"):
         setattr(config, name, 1)
     changes: dict[str, Any] = {here: 1}
     assert getattr(dataclasses.replace(config, **changes), here) == 1

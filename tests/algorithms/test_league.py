@@ -353,25 +353,16 @@ class Own(RandomPolicy):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"multiagent": {"policies": {"a": RandomPolicy}}},
-            "'a'",
-        ),
+        ({"multiagent": {"policies": {"a": RandomPolicy}}}, "'a'"),
         ({"multiagent": {"policies": ["a"], "policies_to_train": []}}, "'a'"),
         ({"self_play": {"matchmaking": {"lookahead": 1.0}}}, "matchmaking"),
         ({"self_play": {"matchmaking": "newest"}}, "'newest'"),
         ({"self_play": {"matchmaking": {"current": 0.0}}}, "shares|latest"),
-        (
-            {"self_play": {"opponents": {"old": PolicySpec()}}},
-            "random",
-        ),
-        (
-            {"self_play": {"sides": {"all": ["*"]}}},
-            "possible agents",
-        ),
+        ({"self_play": {"opponents": {"old": PolicySpec()}}}, "'old'"),
+        ({"self_play": {"sides": {"all": ["*"]}}}, "'player1', 'player2'"),
         ({"self_play": {"sides": {"one": ["player1"]}}}, "'player2'"),
         ({"self_play": {"members_in_memory": 0}}, "members_in_memory"),
-        ({"self_play": 3}, "dict"),
+        ({"self_play": 3}, "self_play"),
         ({"self_play": {"matchmaking": {"current": 1.0}, "snapshot_score": 0.5}}, "current"),
         ({"model": {"shared_layers": "all"}}, "shared_layers"),
         ({"self_play": {"opponents": {"latest": "random"}}}, "latest"),
@@ -429,9 +420,8 @@ def test_win_if_decides_the_winner(caught: float, hidden: float, rule: Any, shar
 def test_games_that_are_not_zero_sum_are_refused_without_a_rule() -> None:
     with chase(10.0, 30.0) as algo, pytest.raises(ConfigError) as raised:
         algo.train()
-    assert "expected returns that add up to 0, of which the highest wins" in str(raised.value)
     assert "'seeker': 10.0" in str(raised.value)
-    assert "self_play={'win_if': 'highest_return'}" in str(raised.value)
+    assert "win_if" in str(raised.value)
 
 
 @pytest.mark.parametrize("sides", [None, {"x": ["player1"], "o": ["player2"]}])

@@ -147,20 +147,11 @@ def test_all_entries_but_the_state_are_seen_and_a_state_may_have_parts() -> None
         (both(BOX), TWO, "with_agent_groups"),
         (both(BOX), gym.spaces.MultiDiscrete([2, 2]), "with_agent_groups"),
         (gym.spaces.Tuple([BOX] * 3), gym.spaces.Tuple([TWO]), "3 members"),
-        (
-            both(BOX), both(TWO, gym.spaces.Discrete(3)),
-            r"Discrete\(2\) and Discrete\(3\)",
-        ),
-        (both(BOX), both(TWO, BOX), r"Discrete\(2\) and Box"),
-        (
-            both(BOX, gym.spaces.Box(0.0, 1.0, (3,))), both(TWO),
-            r"\(2,\).*\(3,\)",
-        ),
-        (both(BOX), both(BOX), "PPO"),
-        (
-            both(BOX), both(gym.spaces.MultiBinary(2)),
-            "MultiBinary",
-        ),
+        (both(BOX), both(TWO, gym.spaces.Discrete(3)), r"Discrete\(2\).*Discrete\(3\)"),
+        (both(BOX), both(TWO, BOX), r"Discrete\(2\).*Box"),
+        (both(BOX, gym.spaces.Box(0.0, 1.0, (3,))), both(TWO), r"\(2,\).*\(3,\)"),
+        (both(BOX), both(BOX), "Box"),
+        (both(BOX), both(gym.spaces.MultiBinary(2)), "MultiBinary"),
         (gym.spaces.Tuple([]), gym.spaces.Tuple([]), r"Tuple\(\)"),
     ],
 )  # fmt: skip

@@ -232,10 +232,7 @@ class NoRest(DefaultCallbacks):
 
 @pytest.mark.parametrize("callbacks", [OldResult, NoRest(), [NoRest]])
 def test_hooks_of_other_parameters_are_refused_before_anything_runs(callbacks: Any) -> None:
-    message = (
-        r"callbacks: (OldResult.on_train_result|NoRest.on_episode_end)\(.*expected \(self, \*, .*\*\*kwargs\)"
-    )
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"callbacks: (OldResult\.on_train_result|NoRest\.on_episode_end)"):
         PPO(env=Duo, config={**SMALL, "callbacks": callbacks})
 
 

@@ -157,18 +157,16 @@ def test_two_trainers_swap_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "advice"),
+    "space",
     [
-        (gym.spaces.Box(-2.0, 2.0, (1,)), "PPO"),
-        (gym.spaces.MultiBinary(3), "Discrete"),
-        (gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.MultiBinary(2)]), "wrap"),
-        (gym.spaces.MultiDiscrete(np.full((2, 2), 3)), "wrap"),
-        (gym.spaces.MultiDiscrete(np.arange(2, 60)), "PPO"),
+        gym.spaces.Box(-2.0, 2.0, (1,)),
+        gym.spaces.MultiBinary(3),
+        gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.MultiBinary(2)]),
+        gym.spaces.MultiDiscrete(np.full((2, 2), 3)),
+        gym.spaces.MultiDiscrete(np.arange(2, 60)),
     ],
 )
-def test_actions_that_dqn_does_not_choose_are_refused_in_a_line_with_what_helps(
-    space: gym.Space[Any], advice: str
-) -> None:
-    with pytest.raises(ConfigError, match=advice) as caught:
+def test_actions_that_dqn_does_not_choose_are_refused_in_a_line(space: gym.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match=f"DQN: .*{type(space).__name__}") as caught:
         DQN(env=lambda context: Spaces(gym.spaces.Discrete(2), space))
     assert "\n" not in str(caught.value)

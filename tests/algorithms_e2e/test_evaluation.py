@@ -114,19 +114,15 @@ def test_evaluations_with_other_policies_are_refused() -> None:
         PPO(env=Duo, config={**SMALL, **own})
 
 
-OF_POLICIES: list[tuple[dict[str, Any], str]] = [
-    ({"exploration_config": {"final_epsilon": 0.0}}, "write explore=False for the best actions"),
-    ({"normalize_actions": False}, "leave it out"),
-    ({"clip_actions": True}, "leave it out"),
-    ({"model": {"fcnet_hiddens": [8]}}, "leave it out"),
-    ({"observation_filter": "MeanStdFilter"}, "leave it out"),
-    ({"agent_connectors": ["FlattenObs"]}, "leave it out"),
-]
+OF_POLICIES: list[dict[str, Any]] = [
+    {"exploration_config": {"final_epsilon": 0.0}}, {"normalize_actions": False}, {"clip_actions": True},
+    {"model": {"fcnet_hiddens": [8]}}, {"observation_filter": "MeanStdFilter"}, {"agent_connectors": ["FlattenObs"]},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("own", "advice"), OF_POLICIES)
+@pytest.mark.parametrize("own", OF_POLICIES)
 def test_what_policies_are_made_with_is_refused_in_evaluations_where_it_differs(
-    own: dict[str, Any], advice: str
+    own: dict[str, Any],
 ) -> None:
     (name,) = own
     with pytest.raises(ConfigError, match=name):
@@ -166,20 +162,20 @@ def test_an_environment_that_is_trained_in_is_not_evaluated_in() -> None:
 WRONG_ONES: dict[str, tuple[dict[str, Any], str]] = {
     "another observation": (
         {"env": "Acrobot-v1"},
-        r"evaluation_config: the observation space of agent 'agent0' is Box.*, expected one like",
+        r"evaluation_config: .*observation.*'agent0'.*\(6,\)",
     ),
     "other actions": (
         {"env": lambda context: Loud(gym.make("CartPole-v1"))},
-        "evaluation_config: the action space of agent .* is Discrete.3.",
+        r"evaluation_config: .*action.*'agent0'.*Discrete\(3\)",
     ),
     "an environment that cannot be made": (
         {"env_config": {"no_such_keyword": 1}},
-        r"evaluation_config: env .*creator raised TypeError: .*no_such_keyword",
+        r"evaluation_config: env 'CartPole-v1' .*TypeError.*no_such_keyword",
     ),
     "an unknown name": ({"env": "CartPol-v1"}, "evaluation_config: .*CartPole-v1"),
     "an unknown policy": (
         {"multiagent": {"policy_mapping_fn": to(agent0="nobody")}},
-        "evaluation_config: policy_mapping_fn: returned 'nobody'",
+        "evaluation_config: policy_mapping_fn: .*'nobody'",
     ),
 }
 

@@ -169,7 +169,7 @@ def test_a_plain_bug_ends_the_run_at_its_first_cause(kind: Any) -> None:
 
     with PPO(env=Bug, config=SMALL) as algo, pytest.raises(EnvCrashError) as caught:
         algo.train()
-    assert "raised KeyError: 'wheel', the first of 3 crashes in a row" in str(caught.value)
+    assert "KeyError: 'wheel'" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
 
 

@@ -153,7 +153,7 @@ class Unlike(TwoStepGame):
         ({"env": "CartPole-v1"}, "with_agent_groups"),
         (
             {"env": lambda context: Unlike({"choices": 3, "seen": 5}).with_agent_groups(GROUP)},
-            r"Discrete\(2\) and Discrete\(3\)",
+            r"Discrete\(2\).*Discrete\(3\)",
         ),
         (
             {"env": lambda context: Unlike({"choices": 2, "seen": 6}).with_agent_groups(GROUP)},

@@ -156,7 +156,7 @@ def test_a_policy_folder_acts_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("settings", "what"), [
     ({"tau": 0.01, "target_network_update_freq": 100}, "target_network_update_freq"), ({"tau": 0.0}, "tau"),
     ({"initial_alpha": 0.0}, "initial_alpha"), ({"critic_obs": "mine"}, "critic_obs"),
-    ({"critic_obs_size": 4}, "critic_obs_size is 4 without critic_obs"),
+    ({"critic_obs_size": 4}, "critic_obs_size"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(settings: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
@@ -164,7 +164,7 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], what: str) ->
 
 
 def test_choices_are_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match="SAC: action space") as caught:
+    with pytest.raises(ConfigError, match=r"SAC: .*Discrete") as caught:
         SAC(env="CartPole-v1")
     assert "\n" not in str(caught.value)
 

@@ -147,7 +147,7 @@ def test_bundles_and_onnx_files_know_the_agents(tmp_path: Path) -> None:
                 ((action, _, fetches),) = local_policy_inference(one, 0, agent, obs, explore=False)
                 wanted = own.evaluate(0, rows[place : place + 1], None, np.array([action])).logp[0]
                 assert fetches["action_logp"] == pytest.approx(float(wanted), abs=1e-6)
-            with pytest.raises(ContractError, match="names the agents"):
+            with pytest.raises(ContractError, match="policy 'default_policy': "):
                 one.compute_actions(obs[None])
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
     assert [given.name for given in session.get_inputs()] == ["obs", "agent"]

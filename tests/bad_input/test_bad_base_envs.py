@@ -105,7 +105,7 @@ def test_an_unknown_id_is_answered_with_the_valid_ones(kind: str, call: str, env
     message = checked(str(caught.value))
     if call != "try_restart" or kind in RESTARTS:
         assert repr(env_id) in message
-        assert "expected an integer from 0 to 1" in message
+        assert "0 to 1" in message
     base.send_actions(BOTH)
     assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
 
@@ -190,8 +190,8 @@ def test_a_reset_with_the_observations_of_one_sub_environment_is_told_to_key_the
 
 
 BROKEN_POLLS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "flags of several": (({}, {}, {0: {"a": np.zeros(2)}}, {}), "^env 0 step, .*: the flag of 'a' is ndarray"),
-    "rewards of several": (({}, {0: {"a": np.zeros(2)}}, {}, {}), r"the reward of 'a' is ndarray of shape \(2,\)"),
+    "flags of several": (({}, {}, {0: {"a": np.zeros(2)}}, {}), "^env 0 step, .*: .*'a' is ndarray"),
+    "rewards of several": (({}, {0: {"a": np.zeros(2)}}, {}, {}), r"reward of 'a' .*\(2,\)"),
 }  # fmt: skip
 
 

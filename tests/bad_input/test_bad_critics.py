@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -60,14 +61,14 @@ def ragged(batch: Any) -> Any:
 
 
 HOOKS = [
-    (lambda batch: None, ContractError, "postprocess_trajectory, agent 'a': returned NoneType, expected a SampleBatch"),
-    (dict, ContractError, "returned dict, expected a SampleBatch"),
-    (lambda batch: batch[0:1], ContractError, "returned 1 rows, expected a SampleBatch of the same 3 rows"),
-    (bare, ContractError, "returned 3 rows without 'action_dist_inputs'"),
-    (short_column, ConfigError, "column 'joint' has 2 rows, expected 3"),
-    (sometimes, ContractError, "columns ['joint'] are not in all batches"),
-    (ragged, ContractError, "columns ['joint'] are not in all batches or have rows of another shape"),
-]  # fmt: skip
+    (lambda batch: None, ContractError, "postprocess_trajectory, agent 'a': .*NoneType"),
+    (dict, ContractError, "postprocess_trajectory, agent 'a': .*dict"),
+    (lambda batch: batch[0:1], ContractError, "postprocess_trajectory, agent 'a': .*1 rows.*3 rows"),
+    (bare, ContractError, "'action_dist_inputs'"),
+    (short_column, ConfigError, "'joint'.*2 rows.*3"),
+    (sometimes, ContractError, "'joint'"),
+    (ragged, ContractError, "'joint'"),
+]
 
 
 @pytest.mark.parametrize(("hook", "error", "message"), HOOKS)
@@ -78,7 +79,7 @@ def test_a_hook_that_returns_something_else_is_named(hook: Any, error: Any, mess
         ) -> Any:
             return hook(batch)
 
-    assert message in said(error, PolicySpec(Bad))
+    assert re.search(message, said(error, PolicySpec(Bad)))
 
 
 def far(policy: Any, batch: Any) -> Any:
@@ -86,14 +87,14 @@ def far(policy: Any, batch: Any) -> Any:
 
 
 LOSSES = [
-    (lambda policy, batch: 0.5, "policy 'p'.loss: returned float, expected a scalar tensor"),
-    (lambda policy, batch: None, "policy 'p'.loss: returned NoneType, expected a scalar tensor"),
-    (lambda policy, batch: policy.network.values(batch["obs"]), "returned a tensor of shape (8,), expected a scalar"),
-    (lambda policy, batch: torch.zeros(()), "returned a number without a gradient"),
-    (far, "expected a finite number"),
-    (lambda policy, batch: (policy.ppo_loss(batch)[0], {"x": torch.zeros(2)}), "statistic 'x' has shape (2,)"),
-    (lambda policy, batch: (policy.ppo_loss(batch)[0], 3), "expected a scalar tensor, or one and a dict"),
-]  # fmt: skip
+    (lambda policy, batch: 0.5, "float"),
+    (lambda policy, batch: None, "NoneType"),
+    (lambda policy, batch: policy.network.values(batch["obs"]), r"\(8,\)"),
+    (lambda policy, batch: torch.zeros(()), "gradient"),
+    (far, "inf|nan"),
+    (lambda policy, batch: (policy.ppo_loss(batch)[0], {"x": torch.zeros(2)}), r"'x'.*\(2,\)"),
+    (lambda policy, batch: (policy.ppo_loss(batch)[0], 3), r"\(\)"),
+]
 
 
 @pytest.mark.parametrize(("loss", "message"), LOSSES)
@@ -102,7 +103,7 @@ def test_an_invalid_loss_is_named(loss: Any, message: str) -> None:
         def loss(self, batch: Any) -> Any:
             return loss(self, batch)
 
-    assert message in said(ContractError, PolicySpec(Bad))
+    assert re.search(f"policy 'p'.*loss.*{message}", said(ContractError, PolicySpec(Bad)))
 
 
 def test_statistics_that_come_and_go_are_named() -> None:
@@ -113,13 +114,13 @@ def test_statistics_that_come_and_go_are_named() -> None:
             self.calls += 1
             return self.ppo_loss(batch)[0], {f"call_{self.calls}": 1.0}
 
-    assert "statistics ['call_2'], expected ['call_1'] as before" in said(ContractError, PolicySpec(Bad))
+    assert re.search(r"\['call_2'\].*\['call_1'\]", said(ContractError, PolicySpec(Bad)))
 
 
 MODULES = [
-    ([nn.Linear(2, 1)], "make_modules returned list, expected a dict of torch modules"),
-    ({"critic": 3}, "make_modules returned dict, expected a dict of torch modules"),
-    ({"value": nn.Linear(2, 1)}, "'value' is a name of the network's layers"),
+    ([nn.Linear(2, 1)], "make_modules returned list"),
+    ({"critic": 3}, "make_modules returned dict"),
+    ({"value": nn.Linear(2, 1)}, "'value'"),
     ({"critic": nn.BatchNorm1d(2)}, "'running_mean'"),
     ({"critic": nn.Linear(2, 1, dtype=torch.float64)}, "'weight'"),
 ]
@@ -175,4 +176,4 @@ def test_advantages_without_values_are_refused() -> None:
         ) -> Any:
             return compute_advantages(batch)
 
-    assert "compute_advantages: vf_preds of shape None" in said(ContractError, PolicySpec(Bad))
+    assert "compute_advantages: vf_preds" in said(ContractError, PolicySpec(Bad))

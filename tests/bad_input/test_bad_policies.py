@@ -42,16 +42,17 @@ def refused(build: Callable[[], Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ("A3C", r"policies\['p'\]: algorithm='A3C', expected one of .*DQN, PPO"),
-        ("dqn", r"algorithm='dqn', expected one of .*did you mean 'DQN'\?"),
-        ("PP0", r"algorithm='PP0', expected one of .*did you mean 'PPO'\?"),
-        (DQN, r"algorithm=.*DQN.*, expected one of .*DQN, PPO"),
-        (3, r"algorithm=3, expected one of "),
+        ("A3C", "algorithm='A3C'.*DQN, PPO"),
+        ("dqn", "algorithm='dqn'.*'DQN'"),
+        ("PP0", "algorithm='PP0'.*'PPO'"),
+        (DQN, "algorithm=.*DQN"),
+        (3, "algorithm=3"),
     ],
 )
 def test_an_algorithm_that_does_not_exist_is_named(algorithm: Any, message: str) -> None:
     policies = {"policies": {"p": PolicySpec(algorithm=algorithm)}}
-    refused(lambda: PPO(env="CartPole-v1", config={**SMALL, "multiagent": policies}), message)
+    call = lambda: PPO(env="CartPole-v1", config={**SMALL, "multiagent": policies})  # noqa: E731
+    refused(call, rf"policies\['p'\]: {message}")
 
 
 def test_an_algorithm_that_does_not_exist_cannot_be_imported() -> None:
@@ -60,15 +61,15 @@ def test_an_algorithm_that_does_not_exist_cannot_be_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "kind"),
+    "space",
     [
-        (gym.spaces.Box(-1.0, 1.0, (2,)), "continuous"),
-        (gym.spaces.MultiDiscrete([2, 3]), "MultiDiscrete"),
-        (gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Discrete(2))), "Tuple"),
+        gym.spaces.Box(-1.0, 1.0, (2,)),
+        gym.spaces.MultiDiscrete([2, 3]),
+        gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Discrete(2))),
     ],
 )
-def test_actions_that_have_no_q_values_are_sent_to_ppo(space: Any, kind: str) -> None:
-    message = rf"policies\['default_policy'\], DQN: {kind} action space .*, expected Discrete"
+def test_actions_that_have_no_q_values_are_sent_to_ppo(space: Any) -> None:
+    message = rf"policies\['default_policy'\], DQN: .*{type(space).__name__}.*PPO"
     refused(lambda: DQN(env=Steering, config={"env_config": {"action_space": space}}), message)
     with PPO(env=Steering, config={**SMALL, "env_config": {"action_space": space}}) as algo:
         algo.sample()
@@ -78,7 +79,7 @@ def test_a_group_of_agents_is_sent_to_qmix() -> None:
     def make(config: Any) -> Any:
         return TwoStepGame(config).with_agent_groups({"both": ["agent_1", "agent_2"]})
 
-    refused(lambda: DQN(env=make), r"expected Discrete; train the policy of a group of agents with QMIX")
+    refused(lambda: DQN(env=make), "Tuple.*QMIX")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_unknown_ids_in_policies_to_train_are_named(trained: Any) -> None:
     multiagent = {
         "policies": ["one", "two"], "policy_mapping_fn": to(a="one", b="two"), "policies_to_train": trained,
     }  # fmt: skip
-    message = r"policies_to_train: \['three'\] are not among the policies, expected ids of \['one', 'two'\]"
+    message = r"policies_to_train: \['three'\].*\['one', 'two'\]"
     refused(lambda: PPO(env=Duo, config={**SMALL, "multiagent": multiagent}), message)
 
 
@@ -131,25 +132,22 @@ WEIGHTS: dict[str, tuple[Any, str]] = {
     "no dict": (lambda good: None, "set_weights: NoneType"),
     "no dict of a policy": (lambda good: {"one": None}, "set_weights: NoneType"),
     "a list of a policy": (lambda good: {"one": [1.0]}, "set_weights: list"),
-    "of a stranger": (lambda good: {"stranger": {}}, "policy 'stranger' does not exist"),
-    "none": (lambda good: {"one": {}}, "policy 'one': .* do not fit the architecture"),
+    "of a stranger": (lambda good: {"stranger": {}}, "policy 'stranger'"),
+    "none": (lambda good: {"one": {}}, "policy 'one': .*'policy.0.bias'"),
     "a name that is not a string": (
         lambda good: {"one": {**good, 1: np.zeros(2)}},
-        "do not fit the architecture, first 1",
+        r"policy 'one': .* 1 .*\(2,\)",
     ),
     **{
         f"{value!r:.20}": (lambda good, value=value: {"one": {**good, "policy.0.bias": value}}, message)
         for value, message in [
-            ("none", "weight 'policy.0.bias' is a str that cannot be read as float32"),
+            ("none", "weight 'policy.0.bias' .*str.*float32"),
             (None, "weight 'policy.0.bias'"),
-            ([[1.0], [1.0, 2.0]], "weight 'policy.0.bias' is a list that cannot be read"),
-            (torch.ones(64, requires_grad=True), "weight 'policy.0.bias' is a Tensor that cannot be read"),
-            *(
-                (np.full(64, number), "'policy.0.bias' holds (NaN|-?inf)")
-                for number in (np.nan, -np.inf, 1e300)
-            ),
-            ([np.inf] * 64, "'policy.0.bias' holds inf"),
-            (np.full(64, 1j), r"cannot be read as float32 \(its numbers are complex\)"),
+            ([[1.0], [1.0, 2.0]], "weight 'policy.0.bias' .*list"),
+            (torch.ones(64, requires_grad=True), "weight 'policy.0.bias' .*Tensor"),
+            *((np.full(64, number), "'policy.0.bias' .*(NaN|-?inf)") for number in (np.nan, -np.inf, 1e300)),
+            ([np.inf] * 64, "'policy.0.bias' .*inf"),
+            (np.full(64, 1j), "'policy.0.bias' .*complex"),
         ]
     },
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -127,7 +128,7 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("unknown key 1", {1: 2}),  # type: ignore[dict-item]
     ("fcnet_hiddens", {"model": {"fcnet_hidden": [4]}}),
     ("max_seq_len", {"model": {"use_lstm": True, "seq_len": 3}}),
-    ("use_lstm and use_gru", {"model": {"use_lstm": True, "use_gru": True}}),
+    ("use_gru", {"model": {"use_lstm": True, "use_gru": True}}),
     ("policy_mapping_fn", {"multiagent": {"policy_mapping": None}}),
     ("policy_mapping_fn", {"multiagent": {"policies": ["p", "q"]}}),
     ("num_envs_per_worker", {"num_envs_per_worker": 20_000, "remote_worker_envs": True}),
@@ -143,8 +144,8 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
     *(("env_timeout", {"num_workers": 1, "env_timeout": seconds}) for seconds in (0, "1s", 1e300, INF)),
     ("remote_worker_envs", {"remote_worker_envs": True, "input": len}),
     ("remote_env_batch_wait_ms", {"remote_env_batch_wait_ms": ENDLESS, "remote_worker_envs": True}),
-    ("not registered", {"agent_connectors": ["Nobody"]}),
     *(("agent_connectors", {"agent_connectors": given}) for given in ("FrameStackAgentConnector", [3])),
+    ("'Nobody'", {"agent_connectors": ["Nobody"]}),
     ("AgentConnector", {"agent_connectors": ["ClipActionsConnector"]}),
     ("num_frames", {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": ENDLESS})]}),
     ("200000000", {"model": {"fcnet_hiddens": [2 * 10**8]}}),
@@ -157,7 +158,7 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
         ("config: 'explore'", PolicySpec(config={"explore": False})),
         ("config: unknown key 'gama'", PolicySpec(config={"gama": 0.9})),
         ("config: unknown key 1", PolicySpec(config={1: 2})),  # type: ignore[dict-item]
-        ("config: PPO: gamma is 'x'", PolicySpec(config={"gamma": "x"})),
+        ("config: PPO: gamma", PolicySpec(config={"gamma": "x"})),
         ("action_space", PolicySpec(action_space=gym.spaces.Discrete(5))),
     )),
     *(("policies['p']", {"multiagent": {"policies": {"p": spec}}}) for spec in (
@@ -171,11 +172,8 @@ DQN_TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("max_seq_len", {"model": {"use_gru": True, "max_seq_len": 10**6}}),
     ("max_seq_len", {"model": {"use_gru": True, "max_seq_len": 1}}),
     ("rollout_fragment_length", {"model": {"use_lstm": True}, "n_step": 1, "rollout_fragment_length": 1}),
-    ("replay_burn_in is 2 without a recurrent model", {"replay_buffer_config": {"replay_burn_in": 2}}),
-    (
-        "replay_burn_in is 20 with sequences of max_seq_len 20",
-        {"model": {"use_gru": True}, "replay_buffer_config": {"replay_burn_in": 20}},
-    ),
+    ("replay_burn_in", {"replay_buffer_config": {"replay_burn_in": 2}}),
+    ("max_seq_len", {"model": {"use_gru": True}, "replay_buffer_config": {"replay_burn_in": 20}}),
     *(
         (name, {"multiagent": {"policies": {"p": PolicySpec(config={name: 8})}}})
         for name in (
@@ -251,7 +249,7 @@ def test_settings_of_dqn_that_cannot_work_are_refused_by_name(name: str, config:
         ("mixing_embed_dim", {"mixing_embed_dim": ENDLESS}),
         ("td_lambda", {"td_lambda": 1.5}),
         ("n_step", {"td_lambda": 0.6, "n_step": 3}),
-        ("without a recurrent model", {"td_lambda": 0.6, "replay_buffer_config": {"replay_burn_in": 2}}),
+        ("replay_burn_in", {"td_lambda": 0.6, "replay_buffer_config": {"replay_burn_in": 2}}),
         ("rollout_fragment_length", {"td_lambda": 0.6, "rollout_fragment_length": 1}),
     ],
 )
@@ -321,11 +319,11 @@ def test_numbers_and_flags_of_numpy_are_as_good_as_pythons(model: dict[str, Any]
 MAPPINGS: list[tuple[Any, str]] = [
     (
         lambda agent_id, episode, worker, **kw: "ann" if agent_id == "ann" else "eve",
-        "returned 'eve' for agent 'bob'",
+        "'eve' .*'bob'",
     ),
-    (lambda agent_id, episode: None if episode.episode_id % 2 else "ann", "returned None for agent 'ann'"),
-    (lambda agent_id: [agent_id], r"returned \['ann'\] for agent 'ann'"),
-    (lambda agent_id: {"ann": "ann"}[agent_id], "raised KeyError: 'bob' for agent 'bob'"),
+    (lambda agent_id, episode: None if episode.episode_id % 2 else "ann", "None .*'ann'"),
+    (lambda agent_id: [agent_id], r"\['ann'\] .*'ann'"),
+    (lambda agent_id: {"ann": "ann"}[agent_id], "KeyError: 'bob' .*'bob'"),
 ]
 
 
@@ -335,7 +333,7 @@ def test_a_mapping_that_cannot_work_is_named_before_the_first_step(mapping: Any,
         def step(self, action_dict: Any) -> Any:
             raise AssertionError("no step has been asked for")
 
-    with pytest.raises(MenvError, match=f"policy_mapping_fn: {message}") as caught:
+    with pytest.raises(MenvError, match=f"policy_mapping_fn: .*{message}") as caught:
         PPO(env=Waits, config={"multiagent": {**TWO, "policy_mapping_fn": mapping}})
     checked(str(caught.value))
     assert isinstance(caught.value, ContractError) or isinstance(caught.value.__cause__, KeyError)
@@ -362,36 +360,36 @@ def test_agents_of_one_policy_with_different_spaces_are_named(kind: str) -> None
 
     with pytest.raises(ConfigError) as caught:
         PPO(env=Uneven)
-    message = checked(str(caught.value))
-    assert f"policy 'default_policy': agents 'ann' and 'bob' differ in their {kind} space" in message
-    assert "Discrete(7)" in message
+    assert re.match(
+        rf"policy 'default_policy': .*'ann'.*'bob'.*{kind}.*Discrete\(7\)", checked(str(caught.value))
+    )
 
 
 @pytest.mark.parametrize(
-    ("space", "message"),
+    ("space", "named"),
     [
-        (gym.spaces.Text(5), "flattened"),
-        (gym.spaces.Sequence(gym.spaces.Discrete(2)), "flattened"),
-        (gym.spaces.Discrete(10**9), "numbers"),
-        (gym.spaces.Dict(where=gym.spaces.MultiDiscrete([10**9, 2])), "numbers"),
-        (gym.spaces.Tuple([gym.spaces.Discrete(10**8)] * 20), "numbers"),
+        (gym.spaces.Text(5), "Text"),
+        (gym.spaces.Sequence(gym.spaces.Discrete(2)), "Sequence"),
+        (gym.spaces.Discrete(10**9), "1,000,000,000"),
+        (gym.spaces.Dict(where=gym.spaces.MultiDiscrete([10**9, 2])), "1,000,000,002"),
+        (gym.spaces.Tuple([gym.spaces.Discrete(10**8)] * 20), "2,000,000,000"),
     ],
     ids=["Text", "Sequence", "Discrete", "MultiDiscrete", "Tuple"],
 )
-def test_a_space_that_no_network_can_read_is_refused_before_it_takes_memory(space: Any, message: str) -> None:
+def test_a_space_that_no_network_can_read_is_refused_before_it_takes_memory(space: Any, named: str) -> None:
     class Odd(Faulty):
         def __init__(self, context: Any = None) -> None:
             super().__init__()
             self.observation_space = space
 
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=named):
         PPO(env=Odd, config={"model": {"fcnet_hiddens": [8]}})
 
 
 CALLS: list[tuple[Any, str]] = [
     (lambda: PolicySpec(policy_class=RandomPolicy, algorithm="PPO"), "policy_class=RandomPolicy"),
     (lambda: PolicySpec(PPOPolicy, algorithm="DQN"), "policy_class=PPOPolicy"),
-    (lambda: PPO(config={}), "env: got None"),
+    (lambda: PPO(config={}), "env: .*None"),
 ]
 
 

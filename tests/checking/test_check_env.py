@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -76,7 +77,7 @@ def test_a_path_leads_into_nested_observations() -> None:
     bad = {"eyes": (np.zeros(3, np.float32), np.full(3, 1e300))}
     (found,) = [one for one in check_env(seeing(bad, space, good)) if one.severity == "error"]
     assert (found.code, found.step) == ("ME031", 3)
-    assert "obs['eyes'][1]: expected float32 of shape (3,), got float64" in found.message
+    assert re.search(r"obs\['eyes'\]\[1\]: .*float32.*\(3,\).*float64", found.message)
 
 
 def test_spaces_that_change_in_one_environment_are_distinguished_from_copies_that_differ() -> None:
@@ -249,8 +250,7 @@ def test_a_crash_says_at_which_env_step_and_where() -> None:
 
     (found,) = check_env(Crashes)
     assert (found.code, found.step) == ("ME090", 4)
-    assert "step raised KeyError: 'wheel' (line " in found.message
-    assert "of step)" in found.message
+    assert re.search(r"KeyError: 'wheel' \(line \d+ of step\)", found.message)
 
 
 def test_a_crash_of_a_reset_in_the_middle_of_an_episode_is_found() -> None:

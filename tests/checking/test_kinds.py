@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -80,7 +81,7 @@ def test_sub_environments_of_one_batch_that_share_their_episodes_are_named() -> 
 
     (found,) = check_env(Same)
     assert found.code == "ME062"
-    assert "env 0 and env 1 of one reset" in found.message
+    assert re.search("env 0 .*env 1", found.message)
 
 
 def make_cart_poles(context: Any) -> Any:
@@ -190,7 +191,7 @@ def test_a_mask_under_another_name_is_found(flags: gym.Space[Any]) -> None:
 
     (found,) = check_env(Masked)
     assert found.code == "ME054"
-    assert "obs['state']['avail_actions'] seems to say which of 2 actions are allowed" in found.message
+    assert "obs['state']['avail_actions']" in found.message
 
 
 class Lists(VectorEnv):

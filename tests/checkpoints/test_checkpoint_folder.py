@@ -55,9 +55,7 @@ def test_a_file_instead_of_the_folder_is_named_and_kept(tmp_path: Path) -> None:
 def test_a_checkpoint_inside_a_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path)
     before = sorted(path.name for path in folder.iterdir())
-    with pytest.raises(
-        ConfigError, match=rf"is a checkpoint itself, expected .*; pass '{tmp_path}', or another"
-    ):
+    with pytest.raises(ConfigError, match=rf"save: {folder} .*'{tmp_path}'"):
         written(folder, 4)
     assert sorted(path.name for path in folder.iterdir()) == before
 
@@ -132,10 +130,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    for path, why in (
-        (tmp_path, r"neither manifest\.json nor LATEST"),
-        (tmp_path / "nowhere", "there is no folder"),
-    ):
+    for path, why in ((tmp_path, r"manifest\.json"), (tmp_path / "nowhere", "nowhere")):
         with pytest.raises(ConfigError, match=why):
             find_checkpoint(path)
 

@@ -135,7 +135,7 @@ def test_a_setting_that_names_an_importable_module_must_be_passed_again(name: st
     importlib.invalidate_caches()
     tree = put(stored(PPO), ["env_config"], {"id": name})
     tree["multiagent"]["policy_mapping_fn"] = None
-    with pytest.raises(ConfigError, match=rf"config\['env_config'\]\['id'\] was {name}"):
+    with pytest.raises(ConfigError, match=rf"config\['env_config'\]\['id'\] .*{name}"):
         restored_config(PPO.recipe.config_class, tree, None)
 
 
@@ -232,9 +232,7 @@ def test_settings_of_an_environment_that_name_a_module_are_given_again(canary: P
     settings = {"inner": f"{CANARY}:Thing"}
     with PPO(env="a walk", config={**SMALL, "env_config": settings}) as algo:
         algo.save(tmp_path)
-    with pytest.raises(
-        ConfigError, match=rf"config\['env_config'\]\['inner'\] was {CANARY}:Thing, .*; pass it in c"
-    ):
+    with pytest.raises(ConfigError, match=rf"config\['env_config'\]\['inner'\] .*{CANARY}:Thing"):
         PPO.from_checkpoint(tmp_path)
     with PPO.from_checkpoint(tmp_path, {"env_config": settings}) as again:
         assert dict(again.config.env_config) == settings

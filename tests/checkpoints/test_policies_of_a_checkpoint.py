@@ -153,13 +153,10 @@ def test_a_path_that_leads_to_no_folder_says_where_it_was_looked_for(
     where = re.escape(str(tmp_path))
     for load in (Policy.from_checkpoint, PPO.from_checkpoint):
         for path, why in (
-            (
-                "runs/a",
-                f"there is no folder runs/a in {where}, expected a folder that menv train, save or .* check the path",
-            ),
-            (tmp_path / "gone", f"there is no folder {where}/gone, expected"),
-            ("run.zip", r"run\.zip is a file, expected a folder that .* unpack archives"),
-            ("", "'', a str, expected a path"),
+            ("runs/a", f"runs/a in {where}"),
+            (tmp_path / "gone", f"{where}/gone"),
+            ("run.zip", r"run\.zip"),
+            ("", "''"),
         ):
             with pytest.raises(ConfigError, match=why):
                 load(path)

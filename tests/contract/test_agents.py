@@ -172,14 +172,11 @@ def test_slots_of_a_life_are_kept_until_it_ends_and_arrays_stay_short() -> None:
 
 GOES_ON = {ALL: False}
 BAD_STEPS: dict[str, tuple[Any, str]] = {
-    "four values": (
-        ({}, {}, GOES_ON, {}),
-        r"returned 4 values, expected \(obs, rewards, terminateds, truncateds",
-    ),
-    "no all": (({}, {}, {}, GOES_ON, {}), "terminateds has no '__all__'"),
-    "no all in truncateds": (({}, {}, GOES_ON, {}, {}), "truncateds has no '__all__'"),
-    "all in obs": (({ALL: 1}, {}, GOES_ON, GOES_ON, {}), "'__all__' is among obs or rewards"),
-    "all in rewards": (({}, {ALL: 1}, GOES_ON, GOES_ON, {}), "'__all__' is among obs or rewards"),
+    "four values": (({}, {}, GOES_ON, {}), "returned 4 values"),
+    "no all": (({}, {}, {}, GOES_ON, {}), "terminateds .*'__all__'"),
+    "no all in truncateds": (({}, {}, GOES_ON, {}, {}), "truncateds .*'__all__'"),
+    "all in obs": (({ALL: 1}, {}, GOES_ON, GOES_ON, {}), "'__all__' .*obs"),
+    "all in rewards": (({}, {ALL: 1}, GOES_ON, GOES_ON, {}), "'__all__' .*rewards"),
     "obs no dict": ((1, {}, GOES_ON, GOES_ON, {}), "obs is int"),
     "infos no dict": (({}, {}, GOES_ON, GOES_ON, None), "infos is NoneType"),
     "reward no number": (({}, {"a": "x"}, GOES_ON, GOES_ON, {}), "the reward of 'a' is str"),

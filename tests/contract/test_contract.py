@@ -140,9 +140,7 @@ def test_a_partial_answer_is_an_error_that_names_who_is_missing(adapter: Adapter
         assert adapter.solo or "turns" in adapter.name, "two agents never waited together"
         return
     agents = [ready.seats[slot][1] for slot in ready.slots.tolist()]
-    with pytest.raises(
-        ContractError, match=f"send_actions: env .*none for waiting .*{agents[1]!r}.*expected"
-    ):
+    with pytest.raises(ContractError, match=f"send_actions: env .*{agents[1]!r}"):
         base_env.send_actions(ready.slots[:1], [1])
     # The refused answer has not spoilt anything.
     answer_all(base_env, ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import Any
 
@@ -79,10 +80,7 @@ def test_three_crashes_in_the_first_steps_end_it_with_what_was_raised_as_the_cau
 ) -> None:
     with pytest.raises(EnvCrashError) as caught:
         train(env, env_config={"step": 3}, **where)
-    assert (
-        "the first of 3 crashes in a row in reset or in the first 10 env steps of an episode, expected 2 at most"
-        in str(caught.value)
-    )
+    assert re.search("first of 3 .* 10 .* 2 .*num_consecutive_env_failures_tolerance", str(caught.value))
     cause = caught.value.__cause__
     assert (type(cause), str(cause)) == (StuckError, "stuck in step 3")
     assert "in step\n" in "".join(traceback.format_exception(caught.value))

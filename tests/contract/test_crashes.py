@@ -243,7 +243,7 @@ def test_a_replacement_that_cannot_be_made_is_tried_again_and_not_for_ever(solo:
     make = Unmakeable(world, 2, solo)
     with pytest.raises(EnvCrashError) as caught:
         run(to_base_env(make(0), make, 1), POLLS)
-    assert "raised CrashError: number 1, the first of 3 crashes in a row" in str(caught.value)
+    assert "CrashError: number 1, the first of 3 " in str(caught.value)
     assert isinstance(caught.value.__cause__, CrashError)
     assert make.calls == 3
 

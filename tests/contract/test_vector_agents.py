@@ -272,7 +272,7 @@ def test_masks_of_worlds_as_arrays_are_kept_and_nothing_is_found() -> None:
 def test_a_reset_truncates_all_worlds_and_loses_nothing() -> None:
     base_env = to_base_env(Meadow())
     assert len(base_env.poll().joined) == 6
-    with pytest.raises(ConfigError, match="env id"):
+    with pytest.raises(ConfigError, match="try_reset: env 1"):
         base_env.try_reset(1)
     base_env.send_actions({index: {"a": 1, "b": 1} for index in range(3)})
     with pytest.raises(CallOrderError, match="poll"):

@@ -148,9 +148,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a reward without end": (changed(reward=[float("nan")]), r"a reward is not finite"),
     "an unclaimed reward without end": (changed(unclaimed='[["agent0", NaN]]'), r"a reward is not finite"),
     "deep JSON": (changed(unclaimed="[" * 200_000), r"it cannot be read \(maximum recursion depth"),
-    "another agent": (changed(agent="b"), r"bad.parquet, episode 0: agent 'b' is not in its header"),
+    "another agent": (changed(agent="b"), r"episode 0: .*'b'"),
     "an action outside": (changed(reward=[1], action=[7], obs=[[0] * 4], t=[0, 1]), r"episode 0, .*got 7"),
-    "half a trajectory": (changed(reward=[1]), r"episode 0: .* 1 rewards of a trajectory, expected"),
+    "half a trajectory": (changed(reward=[1]), "episode 0: .* 1 rewards"),
 }  # fmt: skip
 
 
@@ -168,10 +168,10 @@ def test_other_spaces_and_missing_or_strange_files_are_refused(tmp_path: Path) -
     (tmp_path / "text.parquet").write_text("no parquet")
     assert_refused(
         f"{tmp_path}/acrobot.parquet",
-        r"the observation space of agent 'agent0' is Box\(.*\(6,\).*expected Box\(.*\(4,\)",
+        r"'agent0' is Box\(.*\(6,\).*Box\(.*\(4,\)",
     )
-    assert_refused(f"{tmp_path}/text.parquet", r"it cannot be read \(.*\), expected a recording")
-    assert_refused(f"{tmp_path}/none/*.parquet", r"no file of this name in .*, expected a path or a pattern")
+    assert_refused(f"{tmp_path}/text.parquet", r"text\.parquet: ")
+    assert_refused(f"{tmp_path}/none/*.parquet", r"none/\*\.parquet")
 
 
 def assert_refused(pattern: str, message: str) -> None:
@@ -198,29 +198,21 @@ def test_recorded_rows_are_added_to_sampled_ones_by_their_share(tmp_path: Path) 
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "shares of nothing else": ({"input": {"sampler": 1.0}}, r"shares above 0 of the sampler and of one"),
-    "a share of 0": ({"input": {"sampler": 1.0, "x": 0}}, r"shares above 0 of the sampler and of one"),
-    "a recurrent policy": ({"bc_weight": 1, "model": {"use_lstm": True}}, r"bc_weight with a recurrent policy"),
-    "recordings for a recurrent policy": (
-        {"input": "x", "model": {"use_lstm": True}}, r"recorded episodes as input of a recurrent policy.* with DQN"
-    ),
-    "a weight of 0": ({"input": "x", "bc_weight": 0.0}, r"bc_weight is 0 with recorded episodes as input"),
-    "a weight of 0 beside the sampler": (
-        {"input": {"sampler": 1.0, "x": 1.0}, "bc_weight": 0}, r"bc_weight is 0 with recorded episodes as input"
-    ),
-    "a schedule of zeros": (
-        {"input": "x", "bc_weight_schedule": [[0, 0], [9, 0]]}, r"bc_weight is 0 with recorded episodes as input"
-    ),
+    "shares of nothing else": ({"input": {"sampler": 1.0}}, "input is {'sampler': 1.0}"),
+    "a share of 0": ({"input": {"sampler": 1.0, "x": 0}}, "input is {'sampler': 1.0, 'x': 0}"),
+    "a recurrent policy": ({"bc_weight": 1, "model": {"use_lstm": True}}, "bc_weight .*use_lstm"),
+    "recordings for a recurrent policy": ({"input": "x", "model": {"use_lstm": True}}, "use_lstm .*DQN"),
+    "a weight of 0": ({"input": "x", "bc_weight": 0.0}, "bc_weight is 0"),
+    "a weight of 0 beside the sampler": ({"input": {"sampler": 1.0, "x": 1.0}, "bc_weight": 0}, "bc_weight is 0"),
+    "a schedule of zeros": ({"input": "x", "bc_weight_schedule": [[0, 0], [9, 0]]}, "bc_weight is 0"),
     "a policy's own weight of 0": (
         {"input": "x", "multiagent": {"policies": {"one": (None, None, None, {"bc_weight": 0})}}},
-        r"policies\['one'\].config: .*bc_weight is 0 with recorded episodes",
+        r"policies\['one'\].config: .*bc_weight is 0",
     ),
-    "self-play": ({"input": "x", "self_play": True}, r"self_play: enabled with recorded episodes as the only input"),
-    "a falling weight": ({"bc_weight_schedule": [[0, 1], [9, -1]]}, r"bc_weight_schedule is .* values of at least 0"),
-    "an observation_fn": (
-        {"input": "x", "multiagent": {"observation_fn": lambda *given: given[0]}}, r"observation_fn: given with"
-    ),
-    "workers": ({"input": "x", "num_workers": 2}, r"num_workers: 2 with an input, expected 0"),
+    "self-play": ({"input": "x", "self_play": True}, "self_play: "),
+    "a falling weight": ({"bc_weight_schedule": [[0, 1], [9, -1]]}, r"bc_weight_schedule .*\[9, -1\]"),
+    "an observation_fn": ({"input": "x", "multiagent": {"observation_fn": lambda *given: given[0]}}, "observation_fn:"),
+    "workers": ({"input": "x", "num_workers": 2}, "num_workers: 2"),
 }  # fmt: skip
 
 

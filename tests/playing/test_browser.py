@@ -228,7 +228,7 @@ def posted(server: PlayServer, message: Any, **headers: str) -> dict[str, Any]:
 def test_wrong_messages_are_refused_and_change_nothing(runs: Mapping[Any, Path]) -> None:
     with served(runs, TicTacToe) as server:
         assert posted(server, {"do": "about"})["game"]["board"] == {"rows": 3, "columns": 3, "by": "cell"}
-        assert "no game is running" in posted(server, {"do": "move", "turn": 0, "action": 0})["error"]
+        assert posted(server, {"do": "move", "turn": 0, "action": 0})["error"].startswith("move: ")
         turn = posted(server, {"do": "new", "seat": "player1"})["position"]["turn"]
         for message, named in {
             b"no json": "message", b"[" * 4000: "message", b"[]": "message", b"\xff\x00": "message",
@@ -244,7 +244,7 @@ def test_wrong_messages_are_refused_and_change_nothing(runs: Mapping[Any, Path])
         moved = posted(server, {"do": "move", "turn": turn, "action": 4})["position"]
         assert moved["agent"] == "player2"
         refused = posted(server, {"do": "move", "turn": moved["turn"], "action": 0})
-        assert "it is the turn of 'player2'" in refused["error"]
+        assert "'player2'" in refused["error"]
         assert refused["position"] == moved
 
 
@@ -266,7 +266,7 @@ def test_a_second_page_takes_the_game_over(runs: Mapping[Any, Path]) -> None:
         turn = posted(server, {"do": "new", "seat": "player1"})["position"]["turn"]
         posted(server, {"do": "new", "seat": "player1"})
         late = posted(server, {"do": "move", "turn": turn, "action": 0})
-        assert "earlier position" in late["error"]
+        assert late["error"].startswith("move: ")
         assert late["position"]["cells"] == [0] * 9
 
 
@@ -300,7 +300,7 @@ def test_the_command_serves_the_page_until_ctrl_c(runs: Mapping[Any, Path]) -> N
             assert b"<title>menv play</title>" in page.read()
         taken = subprocess.run([*command, found[2]], capture_output=True, text=True)
         assert taken.returncode == 2
-        assert f"--port {found[2]}: cannot be used" in taken.stderr
+        assert f"--port {found[2]}: " in taken.stderr
         assert taken.stderr.count("\n") == 1
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0

@@ -116,10 +116,10 @@ def test_the_members_of_a_side_have_one_player(runs: Path) -> None:
 def test_runs_that_cannot_meet_are_refused(runs: Path) -> None:
     with ExitStack() as stack:
         (alone,) = played(stack, runs, "always0").values()
-        with pytest.raises(ConfigError, match="1 player"):
+        with pytest.raises(ConfigError, match="match: 1 "):
             play_match({"always0": alone}, 1)
         other = stack.enter_context(Game(runs / "pairs0", env=Pairs))
-        with pytest.raises(ConfigError, match="other agents"):
+        with pytest.raises(ConfigError, match="pairs0"):
             play_match({"always0": alone, "pairs0": other}, 1)
 
 
@@ -187,4 +187,4 @@ def test_commands_take_snapshots_and_levels(
     PPO(config=SMALL | {"self_play": False}, env="higher").save("plain")
     for command in ("watch", "export"):
         assert main([command, "plain", "--level", "easy"]) == 2
-        assert "'easy' is not in it, expected one of a league" in capsys.readouterr().err
+        assert "'easy'" in capsys.readouterr().err

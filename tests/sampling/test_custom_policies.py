@@ -210,9 +210,7 @@ def test_answers_of_another_form_are_refused(policy_class: type[Policy], message
 def test_box_actions_of_another_shape_are_refused_by_name(action: Any, got: str) -> None:
     box = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     policy = broken(lambda rows: ([action] * rows, [], {}))
-    with pytest.raises(
-        ContractError, match=rf"^policy 'own': action: expected float32 of shape \(2,\), got {got};"
-    ):
+    with pytest.raises(ContractError, match=rf"^policy 'own': action: .*float32.*\(2,\).*{got};"):
         played(1, policy, env_config={"action_space": box})
 
 
@@ -288,10 +286,7 @@ class DictReturned(Diary):
 def test_a_state_that_is_a_dict_is_refused_with_what_to_return(
     policy_class: type[Policy], where: str
 ) -> None:
-    what = (
-        rf"policy 'own': {where}: the state is a dict, expected a list of arrays, such as list\(state.values"
-    )
-    with pytest.raises(ContractError, match=what):
+    with pytest.raises(ContractError, match=rf"policy 'own': {where}: .*dict.*list\(state.values"):
         played(1, policy_class)
     if policy_class is DictState:
         with pytest.raises(ContractError, match="get_initial_state"):

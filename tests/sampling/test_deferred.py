@@ -95,7 +95,7 @@ def test_without_spaces_the_first_lazy_environment_is_reset_to_find_them() -> No
 @pytest.mark.parametrize("env", [LazyTeam, SilentTeam])
 def test_without_spaces_a_lazy_team_is_told_where_to_give_them(env: Any) -> None:
     multiagent = {"policies": ["ann", "bob"], "policy_mapping_fn": lambda agent_id: agent_id}
-    with pytest.raises(MenvError, match=r"observation space|PolicySpec"):
+    with pytest.raises(MenvError, match=r"agent 'ann': .*observation_space.*PolicySpec"):
         PPO(env=env, config={**SMALL, "multiagent": multiagent})
 
 

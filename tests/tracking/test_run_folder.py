@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,7 +93,8 @@ def test_trackers_follow_a_run_and_their_errors_do_not_end_it(caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "menv"), PPO(env="tictactoe", config=SMALL) as algo:
         algo.learn(stop={"training_iteration": 3}, trackers=[Broken(), seen])
     assert (
-        len([one for one in caplog.records if "Broken.result raised ValueError: no room" in one.message]) == 1
+        len([one for one in caplog.records if re.search("Broken.result .*ValueError: no room", one.message)])
+        == 1
     )
     assert seen.ended == "training_iteration is 3"
 
@@ -159,7 +161,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError):
         RunFolder(tmp_path, {})
-    with pytest.raises(ConfigError, match="menv train"):
+    with pytest.raises(ConfigError, match=r"config\.json"):
         Run(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError):

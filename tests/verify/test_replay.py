@@ -212,10 +212,10 @@ def test_the_command_prints_the_verdict(capsys: pytest.CaptureFixture[str]) -> N
         ({"version": 2}, "version 2"),
         ({"kind": "menv run"}, "kind"),
         ({"began": "soon"}, "began"),
-        ({"arrays": {"0": ["object", [1], [0]]}}, "expected one of"),
-        ({"arrays": {}}, "plain data"),
+        ({"arrays": {"0": ["object", [1], [0]]}}, "'object'"),
+        ({"arrays": {}}, r"\$array"),
         ({"env": "elsewhere:Cliff"}, "elsewhere:Cliff"),
-        ({"actions": None}, "array"),
+        ({"actions": None}, "actions|array"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
