@@ -35,7 +35,7 @@ SAMPLE = (
 """Tests that need no torch."""
 TORCH_SAMPLE = (
     "algorithms/test_conv_networks.py", "algorithms/test_dqn_learner.py", "algorithms/test_ppo_loss.py",
-    "algorithms_e2e/test_ppo.py", "bundles/test_onnx_export.py", "bundles/test_round_trip.py",
+    "algorithms_e2e/test_ppo.py", "bundles/test_round_trip.py", "bundles/test_torch_and_onnx.py",
     "checkpoints/test_going_on.py", "engines/test_ray_engine.py", "inference/test_onnx_backend.py",
     "serving/test_client.py", "tracking/test_progress.py",
 )  # fmt: skip

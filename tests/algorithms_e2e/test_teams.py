@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import onnxruntime
 import pytest
 
-from menv import Policy, PolicySpec, VectorMultiAgentEnv, export_onnx, local_policy_inference
+from menv import PolicySpec, VectorMultiAgentEnv
 from menv.algorithms import DQN, PPO, QMIX
 from menv.envs import TwoStepGame
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError
 from tests.algorithms_e2e.shifts import NUMBERS, Shifts
 
 SMALL: dict[str, Any] = {
@@ -127,35 +125,6 @@ def test_a_critic_of_all_agents_shows_the_code_of_the_own_agent_alone() -> None:
         row = algo.sample()["default_policy"]["critic_obs"][1]
         assert row.tolist() == [1.0, 1.0, *CODES["a"], 2.0, 1.0, 1.0, 3.0, 1.0, 1.0]
         algo.train()
-
-
-def test_bundles_and_onnx_files_know_the_agents(tmp_path: Path) -> None:
-    obs = np.array([1.0, 2.0], np.float32)
-    with PPO(env=Shifts, config={**SMALL, "agent_ids": True, "lr": 0.1}) as algo:
-        for _ in range(5):
-            algo.train()
-        policy: Any = algo.get_policy()
-        policy.export_checkpoint(tmp_path / "bundle")
-        export_onnx(policy, tmp_path / "policy.onnx")
-        own = policy.networks.backend
-        rows = np.array([[*obs, *code] for code in (*CODES.values(), [0.0] * 3)], np.float32)
-        logp = own.evaluate(0, rows, None, np.zeros(4, np.int64)).logp
-        assert len({*logp.tolist()}) == 4
-        one: Any
-        for one in (policy, Policy.from_checkpoint(tmp_path / "bundle")):
-            for place, agent in enumerate("abcd"):
-                ((action, _, fetches),) = local_policy_inference(one, 0, agent, obs, explore=False)
-                wanted = own.evaluate(0, rows[place : place + 1], None, np.array([action])).logp[0]
-                assert fetches["action_logp"] == pytest.approx(float(wanted), abs=1e-6)
-            with pytest.raises(ContractError, match="policy 'default_policy': "):
-                one.compute_actions(obs[None])
-    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
-    assert [given.name for given in session.get_inputs()] == ["obs", "agent"]
-    codes = np.array([*CODES.values()], np.float32)
-    (actions,) = session.run(["action"], {"obs": np.tile(obs, (3, 1)), "agent": codes})
-    assert actions.tolist() == [
-        int(local_policy_inference(policy, 1, agent, obs, explore=False)[0][0]) for agent in "abc"
-    ]
 
 
 def test_agents_that_see_the_same_learn_to_act_differently() -> None:

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import pytest
 
 from menv.algorithms import DQN, PPO, QMIX, SAC
 from menv.algorithms.algorithm import Algorithm
 from menv.policy import Policy
 from menv.serialization import space_from_json, space_to_json
+from tests.algorithms.test_custom_model import Eye, Net
+from tests.algorithms.test_custom_model_state import QRemembering
 from tests.worlds import Alone, Several
 
 _spaces = gym.spaces
@@ -44,6 +45,20 @@ class Case(NamedTuple):
     model: dict[str, Any] = {}  # noqa: RUF012
 
 
+class Seen(Net):
+    """Takes a part of the observations, and a number of its own that is not learned."""
+
+    def __init__(self, obs_space: Any, num_outputs: int) -> None:
+        super().__init__(obs_space["seen"], num_outputs)
+        self.register_buffer("scale", 2 * self.body.bias.detach().mean() + 3)
+        self.policy.bias.requires_grad_(False)
+
+    def forward(self, obs: Any) -> Any:
+        return super().forward(obs["seen"] * self.scale)
+
+
+LSTM = {"use_lstm": True, "lstm_cell_size": 5}
+SMALL_EYE = {"conv_filters": [[4, 3, 2]]}
 CASES = {
     "mlp": Case(PPO, VECTOR, _spaces.Discrete(2)),
     "three choices": Case(PPO, _spaces.Discrete(5, start=3), _spaces.Discrete(3)),
@@ -72,22 +87,44 @@ CASES = {
     ),
     "masked and mixed": Case(PPO, MASKED, DRIVING),
     "mixed as it is": Case(PPO, VECTOR, DRIVING, {"normalize_actions": False}),
-    "lstm of mixed ones": Case(PPO, MASKED, DRIVING, model={"use_lstm": True, "lstm_cell_size": 5}),
-    "lstm": Case(PPO, VECTOR, FOUR, model={"use_lstm": True, "lstm_cell_size": 5}),
+    "lstm of mixed ones": Case(PPO, MASKED, DRIVING, model=LSTM),
+    "lstm": Case(PPO, VECTOR, FOUR, model=LSTM),
     "gru": Case(PPO, MASKED, FOUR, model={"use_gru": True, "lstm_cell_size": 5, "vf_share_layers": True}),
-    "lstm of numbers": Case(PPO, VECTOR, LIMITED, model={"use_lstm": True, "lstm_cell_size": 5}),
-    "picture": Case(PPO, PICTURE, FOUR, model={"conv_filters": [[4, 3, 2]]}),
-    "masked picture": Case(PPO, MASKED_PICTURE, FOUR, model={"conv_filters": [[4, 3, 2]]}),
-    "picture in floats": Case(
-        PPO, _spaces.Box(-1.0, 1.0, (8, 8, 2), np.float32), FOUR, model={"conv_filters": [[4, 3, 2]]}
-    ),
-    "picture through an lstm": Case(
-        PPO, PICTURE, FOUR, model={"conv_filters": [[4, 3, 2]], "use_lstm": True, "lstm_cell_size": 5}
-    ),
+    "lstm of numbers": Case(PPO, VECTOR, LIMITED, model=LSTM),
+    "picture": Case(PPO, PICTURE, FOUR, model=SMALL_EYE),
+    "masked picture": Case(PPO, MASKED_PICTURE, FOUR, model=SMALL_EYE),
+    "picture in floats": Case(PPO, _spaces.Box(-1.0, 1.0, (8, 8, 2), np.float32), FOUR, model=SMALL_EYE),
+    "picture through an lstm": Case(PPO, PICTURE, FOUR, model={**SMALL_EYE, **LSTM}),
     "worth": Case(DQN, VECTOR, FOUR, {"dueling": True}),
     "masked worth": Case(DQN, MASKED, FOUR, {"dueling": False}),
-    "worth with a memory": Case(DQN, VECTOR, FOUR, model={"use_lstm": True, "lstm_cell_size": 5}),
+    "worth with a memory": Case(DQN, VECTOR, FOUR, model=LSTM),
 }
+
+
+FRAMES = {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}
+STACKS = {
+    "vector": Case(PPO, VECTOR, FOUR, FRAMES),
+    **{
+        name: CASES[name]._replace(settings={**CASES[name].settings, **FRAMES})
+        for name in ("nested", "masked", "continuous", "lstm", "picture", "picture in floats", "worth")
+    },
+    "picture of three colours": Case(PPO, _spaces.Box(0, 255, (8, 8, 3), np.uint8), FOUR, FRAMES, SMALL_EYE),
+    "masked picture through an lstm": Case(PPO, MASKED_PICTURE, FOUR, FRAMES, {**SMALL_EYE, **LSTM}),
+    "behind running means": Case(PPO, VECTOR, FOUR, {**FRAMES, "observation_filter": "MeanStdFilter"}),
+}
+"""Policies that see several observations of a life at once."""
+BY_AGENT = {
+    **{f"frames: {name}": case for name, case in STACKS.items()},
+    "agent ids": Case(PPO, VECTOR, FOUR, {"agent_ids": True}),
+    "running means": Case(PPO, VECTOR, FOUR, {"observation_filter": "MeanStdFilter"}),
+}
+MODULES = {
+    "own module, masked": Case(PPO, MASKED, FOUR, model={"custom_model": Seen}),
+    "frames: own module": Case(PPO, VECTOR, LIMITED, FRAMES, {"custom_model": Net}),
+    "own module, picture": Case(PPO, PICTURE, FOUR, model={"custom_model": Eye}),
+    "own module, worth with a memory": Case(DQN, VECTOR, FOUR, model={"custom_model": QRemembering}),
+}
+ALL = {**CASES, **BY_AGENT, **MODULES}
 
 
 class Spaces(Alone):
@@ -114,18 +151,40 @@ class Pair(Several):
         return sample(self.observation_space, self.rng)
 
 
-def algorithm_of(name: str) -> Algorithm:
+class Herd(Several):
+    """Three agents: "b" dies early and comes back, "c" is asked every other step."""
+
+    possible_agents, length = ("a", "b", "c"), 9
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self.observation_spaces = dict.fromkeys(self.possible_agents, observation_space)
+        self.action_spaces = dict.fromkeys(self.possible_agents, action_space)
+
+    def shown(self) -> Any:
+        agents = ("a" if self.at in (4, 5) else "ab") + ("c" if self.at % 2 == 0 else "")
+        return "abc" if self.at == self.length else agents
+
+    def dead(self, actions: Any) -> Any:
+        return "b" if self.at == 3 else ""
+
+    def see(self, agent: Any) -> Any:
+        return sample(self.get_observation_space(agent), self.rng)
+
+
+def algorithm_of(name: str, **more: Any) -> Algorithm:
     """Return an algorithm with one policy of a case, or QMIX of a group; it has not learned."""
     if name == "group":
         made: Algorithm = QMIX(
             env=lambda context: Pair().with_agent_groups({"team": ["ann", "bob"]}),
-            config={"seed": 3, "model": {"fcnet_hiddens": [8]}},
+            config={"seed": 3, "model": {"fcnet_hiddens": [8]}, **more},
         )
     else:
-        case = CASES[name]
+        case = ALL[name]
+        world: Any = Herd if name in BY_AGENT else Spaces
         made = case.algorithm(
-            env=lambda context: Spaces(case.observation_space, case.action_space),
-            config={"seed": 3, **case.settings, "model": {"fcnet_hiddens": [8], **case.model}},
+            env=lambda context: world(case.observation_space, case.action_space),
+            config={"seed": 3, **case.settings, **more, "model": {"fcnet_hiddens": [8], **case.model}},
         )
     livelier(made)
     return made
@@ -147,22 +206,6 @@ def _lively(weight: Any, rng: np.random.Generator) -> Any:
 
 
 KINDS = [*CASES, "group"]
-few_kinds = pytest.mark.slow_unless(
-    *(
-        "mlp",
-        "nested",
-        "masked components",
-        "continuous",
-        "squashed",
-        "clipped",
-        "nested actions",
-        "masked and mixed",
-        "lstm",
-        "gru",
-    ),
-    *("masked picture", "picture through an lstm", "worth", "group"),
-)
-"""Of tests of all kinds those of these are run by default."""
 
 
 def sample(space: Any, rng: np.random.Generator) -> Any:
