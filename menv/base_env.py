@@ -14,7 +14,7 @@ import abc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -294,6 +294,12 @@ class Joins(Sequence[Join]):
     agents: IntArray
     names: Sequence[AgentId]
 
+    @classmethod
+    def of_only_agents(cls, joins: Sequence[Join], names: Sequence[AgentId]) -> Self:
+        """Return the joins of the only agents of sub-environments, `names`."""
+        slots = np.array([join.slot for join in joins], np.int64)
+        return cls(slots, slots, np.zeros(len(joins), np.int64), names)
+
     def __len__(self) -> int:
         return len(self.slots)
 
@@ -331,6 +337,15 @@ class Ends(Sequence[End]):
     obs: Any
     names: Sequence[AgentId]
     infos: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of_only_agents(cls, ends: Sequence[End], names: Sequence[AgentId]) -> Self:
+        """Return the ends of the only agents of sub-environments, `names`."""
+        slot, _, _, reward, terminated, truncated, obs, infos, *_ = zip(*ends, strict=True)
+        slots = np.array(slot, np.int64)
+        flags = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        rewards = np.array(reward, np.float64)
+        return cls(slots, slots, np.zeros(len(ends), np.int64), rewards, *flags, list(obs), names, infos)
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -371,6 +386,13 @@ class EpisodeEnds(Sequence[EpisodeEnd]):
     truncated: npt.NDArray[np.bool_]
     env_steps: IntArray
     unclaimed: int = 0
+
+    @classmethod
+    def of(cls, ends: Sequence[EpisodeEnd]) -> Self:
+        """Return ends without infos of whole sub-environments, none of them faulty, as columns."""
+        _, terminated, truncated, lengths, indices, *_ = zip(*ends, strict=True)
+        flags = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        return cls(np.array(indices, np.int64), *flags, np.array(lengths, np.int64), ends[-1].unclaimed)
 
     def __len__(self) -> int:
         return len(self.env_indices)

@@ -10,7 +10,7 @@ import heapq
 import math
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from fractions import Fraction
 from itertools import compress, islice, permutations
@@ -150,6 +150,8 @@ class Metrics:
         self._before: deque[EpisodeSummary] = deque(maxlen=window)
         # Of this iteration; bounded, because `summary` may never be called.
         self._new: deque[EpisodeSummary] = deque(maxlen=max(window, _MOST_NEW))
+        # Of this iteration, too: the arguments of `record_many`, which are cheap until somebody reads them.
+        self._unread: list[tuple[Any, ...]] = []
         self._new_count = self._silent = 0
         self._new_faulty = 0
         self._faulty_total = 0
@@ -195,7 +197,7 @@ class Metrics:
         }
         if episode.media:
             self._media.append((when, episode.media))
-        self._new.append(
+        self._records().append(
             EpisodeSummary(
                 episode.total_reward, episode.length, rewards, others, episode.member_rewards, custom, hist, when
             )
@@ -206,7 +208,7 @@ class Metrics:
 
     def rename_policies(self, names: Mapping[str, str]) -> None:
         """Change the ids of policies in the episodes of this iteration; others keep theirs."""
-        for place, episode in enumerate(self._new):
+        for place, episode in enumerate(self._records()):
             rewards = {
                 (agent, names.get(one, one)): earned for (agent, one), earned in episode.rewards.items()
             }
@@ -223,8 +225,9 @@ class Metrics:
             self._unclaimed += Fraction(float(reward))
 
     def record_many(
-        self, pairs: Sequence[tuple[AgentId, str]], returns: FloatArray, paid: Flags | None, lengths: IntArray
-    ) -> None:
+        self, pairs: Sequence[tuple[AgentId, str]], returns: FloatArray, paid: Flags | None, lengths: IntArray,
+        when: Sequence[When] | None = None,
+    ) -> None:  # fmt: skip
         """Add K episodes without further data.
 
         Args:
@@ -232,6 +235,7 @@ class Metrics:
             returns: [K, A] the return of each agent.
             paid: [K, A] whether it has one; None if all have.
             lengths: [K] env steps.
+            when: K times as in `EpisodeSummary`; None leaves the episodes in this order.
 
         Raises:
             ContractError: A float64 cannot hold the return of an episode.
@@ -240,24 +244,17 @@ class Metrics:
             self._refuse_infinite(pairs, returns)
         self._new_count += len(lengths)
         self.episodes_total += len(lengths)
-        if len(pairs) == 1 and paid is None:
-            (pair,) = pairs
-            self._new += [
-                EpisodeSummary(earned, length, {pair: earned}, (), _NOTHING, _NOTHING, _NOTHING)
-                for earned, length in zip(returns[:, 0].tolist(), lengths.tolist(), strict=True)
-            ]
-            return
-        first, beyond = pairs[:_MOST_AGENTS], [policy for _, policy in pairs[_MOST_AGENTS:]]
-        for place, (earned, length) in enumerate(zip(returns.tolist(), lengths.tolist(), strict=True)):
-            rewards = dict(zip(first, earned, strict=False))
-            others = list(zip(beyond, earned[_MOST_AGENTS:], strict=True)) if beyond else ()
-            if paid is not None:
-                has = paid[place].tolist()
-                rewards = dict(compress(rewards.items(), has))
-                others = list(compress(others, has[_MOST_AGENTS:]))
-            self._new.append(
-                EpisodeSummary(sum(earned), length, rewards, others, _NOTHING, _NOTHING, _NOTHING)
-            )
+        self._unread.append((pairs, returns, paid, lengths, when))
+        while sum(len(columns[3]) for columns in self._unread[1:]) >= (self._new.maxlen or 0):
+            # They would push the first ones out.
+            self._unread.pop(0)
+
+    def _records(self) -> deque[EpisodeSummary]:
+        """Return the episodes of this iteration, those that came as columns too."""
+        unread, self._unread = self._unread, []
+        for columns in unread:
+            self._new += _summaries(*columns)
+        return self._new
 
     def _refuse_infinite(self, pairs: Sequence[tuple[AgentId, str]], returns: FloatArray) -> None:
         finite: Flags = np.isfinite(returns)
@@ -281,7 +278,7 @@ class Metrics:
     def take(self) -> MetricsSnapshot:
         """Return what was recorded since the last call, and forget it."""
         taken = MetricsSnapshot(
-            [tuple(record) for record in self._new], self._new_count, self._new_faulty,
+            [tuple(record) for record in self._records()], self._new_count, self._new_faulty,
             self._first_fault, self._unclaimed, list(self._media), self.take_faults(),
         )  # fmt: skip
         self._forget_new()
@@ -290,7 +287,7 @@ class Metrics:
 
     def absorb(self, taken: MetricsSnapshot) -> None:
         """Add the snapshot of another process."""
-        self._new.extend(map(EpisodeSummary._make, taken.records))
+        self._records().extend(map(EpisodeSummary._make, taken.records))
         self._media.extend(taken.media)
         self.faults.extend(taken.faults)
         self._new_count += taken.episodes
@@ -397,11 +394,29 @@ class Metrics:
     def _forget_new(self) -> None:
         self._media.clear()
         self._new.clear()
+        self._unread = []
         self._new_count = self._new_faulty = 0
 
     def finished(self) -> list[EpisodeSummary]:
         """Return the episodes of this iteration in the order in which they ended."""
-        return sorted(self._new, key=attrgetter("when"))
+        return sorted(self._records(), key=attrgetter("when"))
+
+
+def _summaries(
+    pairs: Sequence[tuple[AgentId, str]], returns: FloatArray, paid: Flags | None, lengths: IntArray,
+    when: Sequence[When] | None,
+) -> Iterator[EpisodeSummary]:  # fmt: skip
+    """Yield the records of the episodes that `Metrics.record_many` was given."""
+    first, beyond = pairs[:_MOST_AGENTS], [policy for _, policy in pairs[_MOST_AGENTS:]]
+    when = [AS_THEY_COME] * len(lengths) if when is None else when
+    for place, (earned, length, at) in enumerate(zip(returns.tolist(), lengths.tolist(), when, strict=True)):
+        rewards = dict(zip(first, earned, strict=False))
+        others = list(zip(beyond, earned[_MOST_AGENTS:], strict=True)) if beyond else ()
+        if paid is not None:
+            has = paid[place].tolist()
+            rewards = dict(compress(rewards.items(), has))
+            others = list(compress(others, has[_MOST_AGENTS:]))
+        yield EpisodeSummary(sum(earned), length, rewards, others, _NOTHING, _NOTHING, _NOTHING, at)
 
 
 def _too_large(where: str, agents: Sequence[AgentId]) -> ContractError:

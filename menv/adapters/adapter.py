@@ -26,6 +26,7 @@ class Adapter(BaseEnv):
         events_have_order: Whether ends of sub-environments are sorted by env step; otherwise they count in the order in
             which polls return them.
         possible_agents: The agents that may ever appear, empty or None if unknown.
+        only_agent: The agent of each sub-environment, if it has one and the slot and the env id are the index.
         source: Where the calls of an external environment come from.
         pauses_at_ends: Set by a sampler whose callbacks look at environments: a poll in which episodes ended returns
             their ends alone, and the next one resets their sub-environments and returns everything else.
@@ -37,6 +38,7 @@ class Adapter(BaseEnv):
     counts_steps: bool = True
     events_have_order: bool = False
     possible_agents: Collection[AgentId] | None = None
+    only_agent: AgentId | None = None
     source: RequestSource | None = None
     pauses_at_ends: bool = False
     paused: bool = False

@@ -32,6 +32,8 @@ Step = Callable[[Any], Any]
 class GymEnvs(LocalEnvs):
     """Steps n gymnasium environments one after another."""
 
+    only_agent = SINGLE_AGENT
+
     def _prepare(self) -> None:
         num_envs = self.num_envs
         # [E] slots of all copies; answers to this very array need no lookup.

@@ -69,11 +69,12 @@ class EpisodeArrays:
         self._unclaimed = _Log()
         self._amounts: list[FloatArray] = []
         self._ended: list[EpisodeEnds] = []
+        self._ended_at: list[IntArray] = []
         # Of the fragment: [3, J] each join's episode number, the agent's number, and how often it had joined before;
-        # returns [K, A] of the episodes that ended, which of them exist, and lengths [K].
+        # returns [K, A] of the episodes that ended, which of them exist, lengths [K], sub-environments and their env steps.
         self._settled: list[IntArray] = []
         self._num_joins = 0
-        self._finished: list[tuple[FloatArray, Flags, IntArray]] = []
+        self._finished: list[tuple[FloatArray, Flags, IntArray, IntArray, IntArray]] = []
 
     @property
     def ids(self) -> IntArray:
@@ -135,13 +136,16 @@ class EpisodeArrays:
         for entry in unclaimed:
             metrics.add_unclaimed(entry.reward)
 
-    def finish(self, episodes: EpisodeEnds) -> None:
-        """End episodes."""
+    def finish(self, episodes: EpisodeEnds, env_steps: Column) -> None:
+        """End episodes at these env steps [E]."""
         self._ended.append(episodes)
+        self._ended_at.append(self.begin_next(episodes.env_indices, env_steps))
 
-    def begin_next(self, envs: IntArray, env_steps: Column) -> None:
-        """Set the env steps [E] at which the next episodes of these sub-environments begin."""
-        self._begun_at[envs] = env_steps[envs]
+    def begin_next(self, envs: IntArray, env_steps: Column) -> IntArray:
+        """Set the env steps [E] at which the next episodes of these sub-environments [K] begin; return theirs [K]."""
+        at: IntArray = env_steps.take(envs)
+        self._begun_at[envs] = at
+        return at
 
     def settle(self) -> None:
         """Number the episodes of the log and sum their returns; the log is empty then."""
@@ -168,24 +172,30 @@ class EpisodeArrays:
             self._settled.append(np.stack((numbers, books.seats[rows, agents], before)))
         if self._ended:
             over, lengths = books.at(where.ended), np.concatenate([one.env_steps for one in self._ended])
-            self._finished.append((over.returns, over.has_return, lengths))
+            envs = _flat([one.env_indices for one in self._ended])
+            self._finished.append((over.returns, over.has_return, lengths, envs, _flat(self._ended_at)))
         self._books = books.at(where.last)
         self._numbers += where.last - where.first
         self._running = np.logical_or.reduce(self._books.has_return, axis=1)
         self._begun[:] = self._numbers + self._running
         self._joined, self._earned, self._unclaimed = _Log(), _Log(), _Log()
-        self._amounts, self._ended = [], []
+        self._amounts, self._ended, self._ended_at = [], [], []
 
-    def record(self, metrics: Metrics) -> None:
-        """Record the episodes that ended since the last call."""
+    def record(self, metrics: Metrics, first_index: int | None) -> None:
+        """Record the episodes that ended since the last call.
+
+        `first_index` is the index of the first sub-environment among all; None leaves the episodes in their order.
+        """
         self.settle()
         finished, self._finished = self._finished, []
-        for returns, has_return, lengths in finished:
-            metrics.record_many(self._pairs, returns, None if has_return.all() else has_return, lengths)
+        for returns, has_return, lengths, envs, ended_at in finished:
+            paid, when = None if has_return.all() else has_return, None
+            if first_index is not None:
+                when = list(zip(ended_at.tolist(), (first_index + envs).tolist(), strict=True))
+            metrics.record_many(self._pairs, returns, paid, lengths, when)
 
-    def fragment_closed(self, metrics: Metrics) -> None:
-        """Record episodes after the buffers were closed, which ask for the starts of trajectories."""
-        self.record(metrics)
+    def fragment_closed(self) -> None:
+        """Forget the starts of trajectories, after the buffers were closed, which ask for them."""
         self._settled, self._num_joins = [], 0
 
     def as_objects(self) -> list[Episode]:

@@ -86,6 +86,7 @@ class EpisodeTracker:
         self._created = env.replayable
         self._external = env.external
         self._events_have_order = env.events_have_order
+        self._only_agent = env.only_agent
         self._places: dict[str, tuple[int, int]] = {}
         self.index_policies()
         self._agent_keys: dict[tuple[int, AgentId], int] = {}
@@ -140,9 +141,12 @@ class EpisodeTracker:
         self.set_env_steps(ready.env_steps)
         if ready.faults:
             self._callbacks.record_faults(ready.faults)
-        if self.by_columns and _is_columns(ready):
-            self._apply_columns(ready)
-            return
+        if self.by_columns:
+            if self._only_agent is not None and not ready.faults:
+                _make_columns(ready, self._only_agent)
+            if _is_columns(ready):
+                self._apply_columns(ready)
+                return
         self.use_objects()
         if ready.ended or ready.unclaimed or ready.episodes:
             self._take_ends(ready)
@@ -158,6 +162,8 @@ class EpisodeTracker:
             # They began as objects and end as objects.
             ended, old_ends = self._apart(ended)
             episodes, old_episodes = self._apart(episodes)
+            if self._arrays is not None and len(old_episodes):
+                self._arrays.begin_next(old_episodes.env_indices, ready.env_steps)
             theirs = [entry for entry in unclaimed if entry.env_id in self.running]
             unclaimed = [entry for entry in unclaimed if entry.env_id not in self.running]
             self._take_ends(replace(ready, ended=old_ends, episodes=old_episodes, unclaimed=theirs))
@@ -172,9 +178,7 @@ class EpisodeTracker:
         if unclaimed:
             arrays.credit_unclaimed(unclaimed, self._worker.metrics)
         if len(episodes):
-            arrays.finish(episodes)
-        if isinstance(ready.episodes, EpisodeEnds):
-            arrays.begin_next(ready.episodes.env_indices, ready.env_steps)
+            arrays.finish(episodes, ready.env_steps)
         if len(joined):
             arrays.join(joined, self._table, self._groups)
 
@@ -202,7 +206,7 @@ class EpisodeTracker:
         arrays, self._arrays = self._arrays, None
         if arrays is None:
             return
-        arrays.record(self._worker.metrics)
+        self._record(arrays)
         for episode in arrays.as_objects():
             self.running[episode.env_id] = episode
             self._keep_policies(episode.env_id)
@@ -210,7 +214,12 @@ class EpisodeTracker:
     def fragment_closed(self) -> None:
         """Record the episodes that ended and are not objects, after the buffers were closed."""
         if self._arrays is not None:
-            self._arrays.fragment_closed(self._worker.metrics)
+            self._record(self._arrays)
+            self._arrays.fragment_closed()
+
+    def _record(self, arrays: EpisodeArrays) -> None:
+        first_index = self._first_index if self._events_have_order else None
+        arrays.record(self._worker.metrics, first_index)
 
     def set_env_steps(self, env_steps: Column) -> None:
         """Set the env steps [E]; sub-environments may have appeared."""
@@ -347,6 +356,17 @@ class EpisodeTracker:
         ]
         self._episode_keys = np.append(self._episode_keys, np.array(new, np.uint64))
         self._begun = np.append(self._begun, np.zeros(num_envs - before, np.int64))
+
+
+def _make_columns(ready: Ready, only_agent: AgentId) -> None:
+    """Represent joins, ends and episodes as columns."""
+    names = (only_agent,)
+    if ready.joined:
+        ready.joined = Joins.of_only_agents(ready.joined, names)
+    if ready.ended:
+        ready.ended = Ends.of_only_agents(ready.ended, names)
+    if ready.episodes:
+        ready.episodes = EpisodeEnds.of(ready.episodes)
 
 
 def _is_columns(ready: Ready) -> bool:
