@@ -329,7 +329,9 @@ class LockstepEnvs(Adapter):
                 step.obs.take(done, axis=0) if is_array else [own_copy(step.obs[i]) for i in done.tolist()]
             )
             infos = [step.infos[i] for i in done.tolist()] if step.infos else ()
-        terminated, truncated = (flags.take(done) != 0 for flags in (step.terminated, step.truncated))
+        terminated, truncated = step.terminated.take(done), step.truncated.take(done)
+        if terminated.dtype.kind != "b" or truncated.dtype.kind != "b":
+            terminated, truncated = terminated != 0, truncated != 0
         self._report(done, step.rewards.take(done), terminated, truncated, finals, infos)
 
     def _waiting(self) -> set[int]:

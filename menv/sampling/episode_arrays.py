@@ -71,7 +71,7 @@ class EpisodeArrays:
         self._ended: list[EpisodeEnds] = []
         self._ended_at: list[IntArray] = []
         # Of the fragment: [3, J] each join's episode number, the agent's number, and how often it had joined before;
-        # returns [K, A] of the episodes that ended, which of them exist, lengths [K], sub-environments and their env steps.
+        # returns [K, A] of the episodes that ended, which of them exist, lengths [K], environments and env steps.
         self._settled: list[IntArray] = []
         self._num_joins = 0
         self._finished: list[tuple[FloatArray, Flags, IntArray, IntArray, IntArray]] = []
@@ -89,9 +89,9 @@ class EpisodeArrays:
         """Start the trajectories of agents."""
         slots, agents = joins.slots, joins.agents
         at = joins.env_indices if self._agents == 1 else joins.env_indices * self._agents + agents
-        while slots.max() >= len(self._assigned):
+        while np.maximum.reduce(slots) >= len(self._assigned):
             self._assigned = np.append(self._assigned, np.full_like(self._assigned, _NEVER))
-        if np.count_nonzero(self._assigned[slots] == at) == len(at):
+        if np.count_nonzero(self._assigned.take(slots) == at) == len(at):
             table.returns[slots] = 0.0
         else:
             table.assign_all(slots, self._places[agents], joins.env_indices, self._keys[at])
@@ -123,7 +123,7 @@ class EpisodeArrays:
         slots = ends.slots
         at = ends.env_indices if self._agents == 1 else ends.env_indices * self._agents + ends.agents
         self._earned.add(at, len(self._ended))
-        self._amounts.append(table.returns[slots] + ends.rewards)
+        self._amounts.append(table.returns.take(slots) + ends.rewards)
         for number, mine in _by_group(table, slots, groups):
             groups[number].buffer.end_all(ends if mine is None else ends[mine])
 

@@ -512,7 +512,7 @@ class ActionSampler:
                 if first == last:
                     together: Noise = self._block[first].take(slots, axis=0)
                     return together
-                scattered: Noise = self._block[ahead[table.env_indices[slots]], slots]
+                scattered: Noise = self._block[ahead.take(table.env_indices.take(slots)), slots]
                 return scattered
         self._misses += 1
         if self._misses == 1 or table.used > _SLOTS_PER_ROW * len(slots):

@@ -305,13 +305,15 @@ def _by_group(slots: Column, table: TrajectoryTable, groups: list[PolicyGroup]) 
     blocks = []
     for number in present:
         places = None if len(present) == 1 else np.flatnonzero(numbers == number)
-        mine = slots if places is None else slots[places]
+        mine = slots if places is None else slots.take(places)
         which: Column | int = 0
         if len(groups[number].policy_ids) > 1:
-            which = table.policies[mine]
+            which = table.policies.take(mine)
             # Back-ends cache what they derive from this array while it stays the same object.
             which.flags.writeable = False
-        blocks.append((number, PendingRows(mine, which, table.env_indices[mine], slice(0, 0), places=places)))
+        blocks.append(
+            (number, PendingRows(mine, which, table.env_indices.take(mine), slice(0, 0), places=places))
+        )
     return blocks
 
 
