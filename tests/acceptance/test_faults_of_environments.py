@@ -18,6 +18,7 @@ from menv import BaseEnv, VectorEnv, to_base_env
 from menv.errors import ContractError, EnvCrashError
 from tests.acceptance.counting import AGENT, ALONE, BOTH, MAKERS, Counting, CountingAgent
 from tests.bad_input.broken_envs import checked
+from tests.worlds import like
 
 every_kind = pytest.mark.parametrize("kind", MAKERS)
 
@@ -92,18 +93,12 @@ def test_an_info_that_is_not_a_dict_is_named_and_a_subclass_of_dict_is_accepted(
         due = {"reset": env.at == 0, "step": env.at in (1, 2), "last step": env.at == 3}
         return info if due[where] else {}
 
-    class Informs(Counting):
-        def info(self) -> Any:
-            return told(self)
-
-    class Team(CountingAgent):
-        def infos(self) -> Any:
-            return {AGENT: told(self)}
-
+    informs = like(Counting, info=lambda self: told(self))
+    team = like(CountingAgent, infos=lambda self: {AGENT: told(self)})
     makers: dict[str, Callable[[], BaseEnv]] = {
-        "gym": lambda: to_base_env(Informs(0), Informs, 2),
-        "multi_agent": lambda: to_base_env(Team(0), Team, 2),
-        "VectorEnv": lambda: VectorEnv.vectorize_gym_envs(Informs, num_envs=2).to_base_env(),
+        "gym": lambda: to_base_env(informs(0), informs, 2),
+        "multi_agent": lambda: to_base_env(team(0), team, 2),
+        "VectorEnv": lambda: VectorEnv.vectorize_gym_envs(informs, num_envs=2).to_base_env(),
     }
     base = makers[kind]()
 

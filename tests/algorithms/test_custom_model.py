@@ -21,6 +21,7 @@ from menv.inference.heads.categorical import Categorical, MultiCategorical
 from menv.inference.heads.gaussian import Gaussian
 from menv.inference.heads.head import ActionHead
 from menv.inference.heads.q_values import QValues
+from tests.worlds import like
 
 BOX = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
 CHOICE = Categorical((3,))
@@ -204,21 +205,16 @@ def test_policies_share_a_group_if_class_and_arguments_are_equal() -> None:
     assert spec_of() != spec_of(head=Categorical((4,)))
     assert spec_of() != StockSpec(4, CHOICE)
 
-    class Scaled(Net):
-        def __init__(self, obs_space: Any, num_outputs: int, scale: Any) -> None:
-            super().__init__(obs_space, num_outputs)
-
-    assert spec_of(Scaled, scale=np.ones(3)) != spec_of(Scaled, scale=np.ones(3))
+    scaled = like(
+        Net, __init__=lambda self, obs_space, num_outputs, scale: Net.__init__(self, obs_space, num_outputs)
+    )
+    assert spec_of(scaled, scale=np.ones(3)) != spec_of(scaled, scale=np.ones(3))
 
 
 def gives(result: Any) -> Any:
     """Return a module class whose forward gives what `result` makes of (outputs, values)."""
 
-    class Giving(Net):
-        def forward(self, obs: Tensor) -> Any:
-            return result(*super().forward(obs))
-
-    return Giving
+    return like(Net, forward=lambda self, obs: result(*Net.forward(self, obs)))
 
 
 def test_q_values_may_come_alone_or_first_in_a_tuple_and_must_be_one_for_each_action() -> None:
@@ -240,9 +236,7 @@ class WithState(Net):
         return [torch.zeros(3)]
 
 
-class BadState(WithState):
-    def get_initial_state(self) -> Any:
-        return [torch.zeros(1, 4)]
+BadState = like(WithState, get_initial_state=lambda self: [torch.zeros(1, 4)])
 
 
 class Doubles(Net):
@@ -251,9 +245,9 @@ class Doubles(Net):
         self.scale = nn.Parameter(torch.ones(2, dtype=torch.float64))
 
 
-class Classic(Net):
-    def forward(self, input_dict: Any, state: Any, seq_lens: Any) -> Any:  # type: ignore[override]
-        return super().forward(input_dict["obs"]), state
+Classic = like(
+    Net, forward=lambda self, input_dict, state, seq_lens: (Net.forward(self, input_dict["obs"]), state)
+)
 
 
 class Unlearned(Net):

@@ -16,6 +16,7 @@ from menv.errors import ConfigError
 from menv.inference.heads.categorical import Categorical
 from menv.inference.heads.head import ActionHead
 from tests.algorithms_e2e.test_recurrent import CONFIG, STEPS, recall
+from tests.worlds import like
 
 SPACE = gym.spaces.Dict({"cue": gym.spaces.Discrete(3), "place": gym.spaces.Box(-1.0, 1.0, (2,))})
 HEAD = Categorical((2,))
@@ -99,14 +100,8 @@ def test_a_custom_module_remembers_a_cue(algorithm: Any) -> None:
     assert result["episode_reward_mean"] >= 0.9
 
 
-class NoList(Remembering):
-    def get_initial_state(self) -> Any:
-        return torch.zeros(3)
-
-
-class Forgetful(Remembering):
-    def forward(self, obs: Any, state: list[Tensor]) -> Any:
-        return super().forward(obs, state)[:2]
+NoList = like(Remembering, get_initial_state=lambda self: torch.zeros(3))
+Forgetful = like(Remembering, forward=lambda self, obs, state: Remembering.forward(self, obs, state)[:2])
 
 
 class Widening(Remembering):

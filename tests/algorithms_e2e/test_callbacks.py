@@ -15,6 +15,7 @@ from menv.envs import RockPaperScissors
 from menv.errors import ConfigError
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
 from tests.inside import sampler
+from tests.worlds import like
 
 SMALL = {
     "rollout_fragment_length": 10,
@@ -199,9 +200,9 @@ def test_statistics_and_results_may_be_added_to() -> None:
 def test_several_callbacks_are_called_in_order_as_classes_or_instances() -> None:
     told: list[str] = []
 
-    class First(DefaultCallbacks):
-        def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
-            told.append("first")
+    first = like(
+        DefaultCallbacks, on_train_result=lambda self, *, algorithm, result, **kwargs: told.append("first")
+    )
 
     class Second(DefaultCallbacks):
         def __init__(self, name: str) -> None:
@@ -212,7 +213,7 @@ def test_several_callbacks_are_called_in_order_as_classes_or_instances() -> None
 
     with PPO(
         env="CartPole-v1",
-        config={"callbacks": [Second("second"), make_multi_callbacks([First])], "train_batch_size": 64},
+        config={"callbacks": [Second("second"), make_multi_callbacks([first])], "train_batch_size": 64},
     ) as algo:
         algo.train()
         # Hooks that none of them overrides cost nothing.

@@ -19,7 +19,7 @@ from tests.algorithms_e2e.test_callbacks import spying
 from tests.checkpoints.runs import SMALL, resumed_twice, trained, weights_of
 from tests.inside import base_env
 from tests.warm_homes import the_parent
-from tests.worlds import Alone
+from tests.worlds import Alone, like
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
 LENGTH = 6
@@ -249,17 +249,14 @@ def test_nothing_stays_open_where_a_run_cannot_be_built_to_its_end(
 ) -> None:
     closed: list[int] = []
 
-    class Closes(Alone):
-        def close(self) -> None:
-            closed.append(1)
-
+    closes = like(Alone, close=lambda self: closed.append(1))
     the_parent()  # It forks what the engine starts, and stays.
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     before = children.read_text()
     workers = {"num_workers": num_workers, "engine": "process"}
     own = {"evaluation_config": {"env": "Pendulum-v1"}}
     with pytest.raises((ArithmeticError, ConfigError)) as caught:
-        PPO(env=lambda context: Closes(), config={**TINY, **workers, **own, **kept_from})
+        PPO(env=lambda context: closes(), config={**TINY, **workers, **own, **kept_from})
     # As long as somebody looks at the error, nothing of the run is let go of by itself.
     assert caught.traceback
     assert children.read_text() == before

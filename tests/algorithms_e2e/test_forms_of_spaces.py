@@ -17,7 +17,7 @@ from menv.base_env import ALL, AgentId
 from menv.errors import ConfigError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
-from tests.worlds import Alone
+from tests.worlds import Alone, like
 
 UNIT, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
 SEEN: dict[str, gym.Space[Any]] = {"car": UNIT, "light": spaces.Discrete(4)}
@@ -255,11 +255,7 @@ def test_an_action_space_may_be_narrower_than_the_environments_and_not_wider() -
 
 @pytest.mark.parametrize("number", [0.25, 1], ids=["float64", "int64"])
 def test_observations_of_another_number_type_are_cast_with_one_warning(number: float) -> None:
-    class Other(InDictSpaces):
-        def observe(self) -> AgentDict:
-            return {"car": np.full(3, number), "light": 3}
-
-    with league(Other) as algo:
+    with league(like(InDictSpaces, observe=lambda self: {"car": np.full(3, number), "light": 3})) as algo:
         with pytest.warns(UserWarning, match="they are cast, because no value is lost") as warned:
             rows = algo.sample()["car"]["obs"]
         assert len(warned) == 1

@@ -12,7 +12,7 @@ from menv.algorithms import PPO
 from menv.errors import CallOrderError, ConfigError
 from tests.algorithms_e2e.test_devices import OWN, STOCK, trained
 from tests.sampling.reference_envs import Together
-from tests.worlds import Alone
+from tests.worlds import Alone, like
 
 TINY: dict[str, Any] = {
     "train_batch_size": 64,
@@ -161,11 +161,8 @@ def test_weights_travel_by_policy_id_and_learners_continue_from_them() -> None:
 def test_a_stopped_algorithm_says_so_and_closes_its_environments_once() -> None:
     closed: list[int] = []
 
-    class Closes(Alone):
-        def close(self) -> None:
-            closed.append(1)
-
-    algorithm = PPO(env=lambda context: Closes(), config=TINY)
+    closes = like(Alone, close=lambda self: closed.append(1))
+    algorithm = PPO(env=lambda context: closes(), config=TINY)
     algorithm.sample()
     algorithm.stop()
     algorithm.stop()

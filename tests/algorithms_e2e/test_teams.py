@@ -13,6 +13,7 @@ from menv.algorithms import DQN, PPO, QMIX
 from menv.envs import TwoStepGame
 from menv.errors import ConfigError
 from tests.algorithms_e2e.shifts import NUMBERS, Shifts
+from tests.worlds import like
 
 SMALL: dict[str, Any] = {
     "seed": 1,
@@ -157,14 +158,9 @@ def test_agents_that_see_the_same_learn_to_act_differently() -> None:
 
 
 def test_agent_codes_that_cannot_be_used_are_refused_by_name() -> None:
-    class Unlisted(Shifts):
-        possible_agents = ()
-
-        def get_agent_ids(self) -> Any:
-            return set()
-
+    unlisted = like(Shifts, possible_agents=(), get_agent_ids=lambda self: set())
     with pytest.raises(ConfigError, match="agent_ids"):
-        PPO(env=Unlisted, config={**SMALL, "agent_ids": True})
+        PPO(env=unlisted, config={**SMALL, "agent_ids": True})
     grouped = {"multiagent": {"policies": {"default_policy": PolicySpec()}}, "agent_ids": True}
     with pytest.raises(ConfigError, match="agent_ids"):
         QMIX(

@@ -31,6 +31,7 @@ from tests.acceptance.counting import (
 )
 from tests.bad_input.broken_envs import checked
 from tests.contract.scripted import SOLO, ScriptedEnv, SixDicts
+from tests.worlds import like
 
 every_kind = pytest.mark.parametrize("kind", MAKERS)
 
@@ -152,11 +153,9 @@ def test_an_environment_that_cannot_restart_says_so_and_continues(kind: str) -> 
 
 @pytest.mark.parametrize("returned", [{0: {AGENT: 0}}, None, (1, 2, 3)])
 def test_a_custom_base_env_with_an_old_reset_is_told_the_new_form(returned: Any) -> None:
-    class Old(SixDicts):
-        def try_reset(self, env_id: Any = None) -> Any:  # type: ignore[override]
-            return returned
-
-    base = to_base_env(Old([ScriptedEnv(SOLO)], "now"))
+    base = to_base_env(
+        like(SixDicts, try_reset=lambda self, env_id=None: returned)([ScriptedEnv(SOLO)], "now")
+    )
     base.poll()
     base.send_actions({0: {"a": 0}})
     with pytest.raises(ContractError, match="try_reset") as caught:

@@ -14,6 +14,7 @@ from menv import PolicySpec, SampleBatch
 from menv.algorithms import PPO, PPOPolicy, compute_advantages
 from menv.errors import ConfigError, ContractError, MenvError
 from tests.algorithms_e2e.shifts import Shifts
+from tests.worlds import like
 
 SMALL: dict[str, Any] = {
     "rollout_fragment_length": 5,
@@ -99,11 +100,8 @@ LOSSES = [
 
 @pytest.mark.parametrize(("loss", "message"), LOSSES)
 def test_an_invalid_loss_is_named(loss: Any, message: str) -> None:
-    class Bad(PPOPolicy):
-        def loss(self, batch: Any) -> Any:
-            return loss(self, batch)
-
-    assert re.search(f"policy 'p'.*loss.*{message}", said(ContractError, PolicySpec(Bad)))
+    bad = like(PPOPolicy, loss=lambda self, batch: loss(self, batch))
+    assert re.search(f"policy 'p'.*loss.*{message}", said(ContractError, PolicySpec(bad)))
 
 
 def test_statistics_that_come_and_go_are_named() -> None:
@@ -128,20 +126,13 @@ MODULES = [
 
 @pytest.mark.parametrize(("modules", "message"), MODULES)
 def test_modules_that_cannot_be_trained_are_named(modules: Any, message: str) -> None:
-    class Bad(PPOPolicy):
-        def make_modules(self) -> Any:
-            return modules
-
-    assert message in said(ConfigError, PolicySpec(Bad))
+    assert message in said(ConfigError, PolicySpec(like(PPOPolicy, make_modules=lambda self: modules)))
 
 
 def test_weights_of_another_class_are_refused() -> None:
-    class Mine(PPOPolicy):
-        def make_modules(self) -> dict[str, nn.Module]:
-            return {"critic": nn.Linear(2, 1)}
-
+    mine = like(PPOPolicy, make_modules=lambda self: {"critic": nn.Linear(2, 1)})
     multiagent = {
-        "policies": {"p": PolicySpec(Mine), "q": None},
+        "policies": {"p": PolicySpec(mine), "q": None},
         "policy_mapping_fn": lambda agent, **kw: "p",
     }
     with PPO(env=Shifts, config={**SMALL, "multiagent": multiagent}) as algo:

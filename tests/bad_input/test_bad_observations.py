@@ -13,6 +13,7 @@ import torch
 from menv.algorithms import PPO
 from menv.errors import ContractError
 from tests.bad_input.broken_envs import GOOD, UNIT, FaultyGym, refusal, seeing
+from tests.worlds import like
 
 NESTED = gym.spaces.Dict(
     {"map": gym.spaces.Tuple([UNIT, gym.spaces.Discrete(3)]), "goal": gym.spaces.MultiDiscrete([2, 3])}
@@ -102,19 +103,13 @@ def test_a_wrong_observation_names_agent_step_path_and_index(case: str, when: in
     ],
 )
 def test_a_single_agent_environment_is_treated_alike(bad: Any, part: str) -> None:
-    class Sees(FaultyGym):
-        def see(self) -> Any:
-            return bad if self.at == 2 else GOOD
-
-    message = refusal(Sees, error=ContractError)
+    message = refusal(like(FaultyGym, see=lambda self: bad if self.at == 2 else GOOD), error=ContractError)
     assert "agent 'agent0'" in message
     assert part in message
     assert "step 2" in message
 
 
-class SeesTooMuch(FaultyGym):
-    def see(self) -> Any:
-        return array(2, 0, 0) if self.at == 2 else GOOD
+SeesTooMuch = like(FaultyGym, see=lambda self: array(2, 0, 0) if self.at == 2 else GOOD)
 
 
 @pytest.mark.parametrize("env", [SeesTooMuch, seeing(array(2, 0, 0))])

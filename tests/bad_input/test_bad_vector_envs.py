@@ -14,6 +14,7 @@ from menv import VectorEnv, to_base_env
 from menv.algorithms import PPO
 from menv.errors import ConfigError, ContractError
 from tests.bad_input.broken_envs import GOOD, SMALL, UNIT, FaultyGym, checked, refusal, told
+from tests.worlds import like
 
 TWO = gym.spaces.Discrete(2)
 
@@ -155,19 +156,9 @@ def test_a_last_observation_that_is_none_is_refused() -> None:
     assert re.search("vector_step, env 0: .*None", message)
 
 
-class OldReset(Noting):
-    def reset(self, **kwargs: Any) -> Any:
-        return GOOD
-
-
-class OldStep(Noting):
-    def step(self, action: Any) -> Any:
-        return GOOD, 1.0, False, {}
-
-
-class NoSeed(Noting):
-    def reset(self) -> Any:  # type: ignore[override]
-        return GOOD, {}
+OldReset = like(Noting, reset=lambda self, **kwargs: GOOD)
+OldStep = like(Noting, step=lambda self, action: (GOOD, 1.0, False, {}))
+NoSeed = like(Noting, reset=lambda self: (GOOD, {}))
 
 
 @pytest.mark.parametrize("old", [OldReset, OldStep, NoSeed])
@@ -195,12 +186,9 @@ def test_a_missing_autoreset_mode_is_asked_for() -> None:
 
 
 def test_parameters_that_are_missing_are_named_with_the_right_ones() -> None:
-    class Old(VectorEnv):
-        def vector_reset(self) -> Any:  # type: ignore[override]
-            return [GOOD, GOOD]
-
+    old = like(VectorEnv, vector_reset=lambda self: [GOOD, GOOD])
     message = told(
-        lambda: PPO(env=lambda context: Old(UNIT, TWO, 2), config={**SMALL, "seed": 1}).sample(),
+        lambda: PPO(env=lambda context: old(UNIT, TWO, 2), config={**SMALL, "seed": 1}).sample(),
         ContractError,
     )
     assert "vector_reset(self, *, seeds=None, options=None)" in message

@@ -18,7 +18,7 @@ from menv.cli.main import main
 from menv.offline import read_episodes, record
 from menv.tracking import Run
 from menv.verify.replay import replay
-from tests.worlds import Alone, InStep, Several
+from tests.worlds import Alone, InStep, Several, like
 
 SMALL: dict[str, Any] = {"rollout_fragment_length": 8, "train_batch_size": 16, "sgd_minibatch_size": 8}
 
@@ -136,10 +136,8 @@ def capsule(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The content of a crash capsule with actions in arrays."""
     place = tmp_path_factory.mktemp("capsule")
 
-    class Arms(Mute):
-        action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-
-    with warnings.catch_warnings(), PPO(env=lambda _: Arms(), config=SMALL) as algo:
+    arms = like(Mute, action_space=gym.spaces.Box(-1, 1, (2,), np.float32))
+    with warnings.catch_warnings(), PPO(env=lambda _: arms(), config=SMALL) as algo:
         warnings.simplefilter("ignore")
         with pytest.raises(EnvCrashError):
             algo.learn(16, run_dir=place / "run")

@@ -12,7 +12,7 @@ from menv.checking import check_env
 from menv.errors import ConfigError
 from tests.bad_input.broken_envs import UNIT, Faulty, FaultyGym
 from tests.checking.test_check_env import codes
-from tests.worlds import Several
+from tests.worlds import Several, like
 
 
 def test_given_actions_decide() -> None:
@@ -87,15 +87,14 @@ class Pair(Several):
 
 
 def test_masks_of_a_group_that_allow_a_member_nothing_or_do_not_fit_are_found() -> None:
-    class Shut(Pair):
-        flags = (np.array([1, 1, 0], np.int8), np.zeros(3, np.int8))
+    shut = like(Pair, flags=(np.array([1, 1, 0], np.int8), np.zeros(3, np.int8)))
 
     class Wide(Pair):
         def __init__(self) -> None:
             super().__init__()
             self.action_space = gym.spaces.Discrete(2)
 
-    found = check_env(lambda context: Shut().with_agent_groups({"team": ["a", "b"]}))
+    found = check_env(lambda context: shut().with_agent_groups({"team": ["a", "b"]}))
     assert "none of 6" in next(one.message for one in found if one.code == "ME050")
     found = check_env(lambda context: Wide().with_agent_groups({"team": ["a", "b"]}))
     assert "6 flags" in next(one.message for one in found if one.code == "ME051")
@@ -158,7 +157,4 @@ def test_random_actions_are_in_their_space(space: Any) -> None:
     ids=str,
 )
 def test_nested_actions_of_stock_networks_are_not_a_finding(space: Any, found: list[str]) -> None:
-    class Takes(FaultyGym):
-        action_space = space
-
-    assert codes(check_env(Takes, env_steps=20)) == found
+    assert codes(check_env(like(FaultyGym, action_space=space), env_steps=20)) == found

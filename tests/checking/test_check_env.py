@@ -13,6 +13,7 @@ from menv.checking import Finding, check_env
 from menv.envs.independent_copies import make_multi_agent
 from menv.errors import ConfigError, UnknownNameError
 from tests.bad_input.broken_envs import UNIT, Faulty, FaultyGym, seeing
+from tests.worlds import like
 
 
 def codes(findings: list[Finding], *severities: str) -> list[str]:
@@ -116,23 +117,19 @@ def test_the_same_seed_gives_the_same_findings() -> None:
 
 
 def test_codes_are_silenced_by_the_caller_or_by_the_environment() -> None:
-    class Quiet(Doubles):
-        menv_ignore = ("ME034",)
-
+    quiet = like(Doubles, menv_ignore=("ME034",))
     assert codes(check_env(Doubles)) == ["ME034"]
     assert check_env(Doubles, ignore=["ME034"]) == []
     assert check_env(Doubles, ignore="ME034") == []
-    assert check_env(Quiet) == []
-    assert check_env(lambda context: Quiet()) == []
-    assert check_env(Quiet()) == []
+    assert check_env(quiet) == []
+    assert check_env(lambda context: quiet()) == []
+    assert check_env(quiet()) == []
 
 
 def test_an_attribute_inside_gymnasium_wrappers_silences_too() -> None:
-    class Quiet(DoublesGym):
-        menv_ignore = ("ME034",)
-
+    quiet = like(DoublesGym, menv_ignore=("ME034",))
     assert codes(check_env(lambda context: gym.wrappers.TimeLimit(DoublesGym(), 50))) == ["ME034"]
-    assert check_env(lambda context: gym.wrappers.TimeLimit(Quiet(), 50)) == []
+    assert check_env(lambda context: gym.wrappers.TimeLimit(quiet(), 50)) == []
 
 
 def test_a_code_that_does_not_exist_is_refused() -> None:

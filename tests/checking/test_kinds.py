@@ -18,7 +18,7 @@ from menv.envs.tictactoe import TicTacToe
 from menv.vector_env import VectorEnv
 from tests.bad_input.broken_envs import UNIT, FaultyGym
 from tests.contract.scripted import IRREGULAR, TOGETHER, TURNS, ScriptedEnv, SixDicts
-from tests.worlds import TWO, Several
+from tests.worlds import TWO, Several, like
 
 
 def codes(env: Any, **settings: Any) -> list[str]:
@@ -75,11 +75,7 @@ def test_a_vector_environment_written_by_hand_is_right() -> None:
 
 
 def test_sub_environments_of_one_batch_that_share_their_episodes_are_named() -> None:
-    class Same(Batch):
-        def look(self) -> Any:
-            return np.tile(self.np_random.random(3, np.float32), (3, 1))
-
-    (found,) = check_env(Same)
+    (found,) = check_env(like(Batch, look=lambda self: np.tile(self.np_random.random(3, np.float32), (3, 1))))
     assert found.code == "ME062"
     assert re.search("env 0 .*env 1", found.message)
 
@@ -181,15 +177,15 @@ def test_late_or_rare_randomness_is_not_a_finding(env: Any, seed: int) -> None:
     "flags", [gym.spaces.MultiBinary(2), gym.spaces.Box(0.0, 1.0, (2,), np.float32)], ids=str
 )
 def test_a_mask_under_another_name_is_found(flags: gym.Space[Any]) -> None:
-    class Masked(FaultyGym):
-        observation_space = gym.spaces.Dict(
-            {"unit": UNIT, "state": gym.spaces.Dict({"avail_actions": flags})}
-        )
-
-        def see(self) -> Any:
-            return {"unit": np.zeros(3, np.float32), "state": {"avail_actions": np.ones(2, flags.dtype)}}
-
-    (found,) = check_env(Masked)
+    masked = like(
+        FaultyGym,
+        observation_space=gym.spaces.Dict({"unit": UNIT, "state": gym.spaces.Dict({"avail_actions": flags})}),
+        see=lambda self: {
+            "unit": np.zeros(3, np.float32),
+            "state": {"avail_actions": np.ones(2, flags.dtype)},
+        },
+    )
+    (found,) = check_env(masked)
     assert found.code == "ME054"
     assert "obs['state']['avail_actions']" in found.message
 
@@ -322,11 +318,7 @@ def test_an_environment_of_the_old_api_is_sent_to_its_wrapper() -> None:
 
 
 def test_a_gymnasium_environment_with_an_old_reset_is_pointed_to_the_wrapper_too() -> None:
-    class Half(FaultyGym):
-        def reset(self, **kwargs: Any) -> Any:
-            return super().reset(**kwargs)[0]
-
-    (found,) = check_env(Half)
+    (found,) = check_env(like(FaultyGym, reset=lambda self, **kwargs: FaultyGym.reset(self, **kwargs)[0]))
     assert found.code == "ME011"
     assert "menv.wrappers.LegacyGym" in found.fix
 
@@ -337,8 +329,7 @@ class LikeParallel:
     def observation_space(self, agent: str) -> Any: ...
 
 
-class LikeTurns(LikeParallel):
-    def agent_iter(self) -> None: ...
+LikeTurns = like(LikeParallel, agent_iter=lambda self: None)
 
 
 def test_what_looks_like_an_environment_of_pettingzoo_is_sent_to_its_wrapper() -> None:

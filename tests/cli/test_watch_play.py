@@ -16,7 +16,7 @@ from menv.cli.games import picture_lines
 from menv.cli.main import main
 from menv.registry import register_env
 from tests.playing.hands import SECRET, Hands, OwnHands
-from tests.worlds import Several
+from tests.worlds import Several, like
 
 SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1}
 
@@ -84,20 +84,16 @@ def test_the_end_of_stdin_ends_a_game(
 def test_every_move_of_a_policy_is_shown_that_moves_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Twice(Several):
-        possible_agents = ("me", "other")
-        observation_space, length = Discrete(4), 4
-
-        def shown(self) -> Any:
-            return ["me" if self.at in (0, 3) else "other"]
-
-        def see(self, agent: Any) -> Any:
-            return self.at % 4
-
-        def pay(self, actions: Any) -> Any:
-            return {}
-
-    register_env("twice", lambda context: Twice())
+    twice = like(
+        Several,
+        possible_agents=("me", "other"),
+        observation_space=Discrete(4),
+        length=4,
+        shown=lambda self: ["me" if self.at in (0, 3) else "other"],
+        see=lambda self, agent: self.at % 4,
+        pay=lambda self, actions: {},
+    )
+    register_env("twice", lambda context: twice())
     with PPO(config=SMALL, env="twice") as algo:
         algo.save(tmp_path)
     typed(monkeypatch, "0", "1")
@@ -196,9 +192,7 @@ def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+Terminal = like(io.StringIO, isatty=lambda self: True)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from menv import BaseEnv, ContractError, Ready, to_base_env
 from menv.base_env import ALL
 from tests.contract.adapters import answer_all
 from tests.contract.scripted import Moment, ScriptedEnv, SixDicts, seen
+from tests.worlds import like
 
 by_both = pytest.mark.parametrize("own", [False, True], ids=["agents", "own"])
 
@@ -192,11 +193,7 @@ BAD_STEPS: dict[str, tuple[Any, str]] = {
 def test_a_broken_step_names_env_step_and_fault(case: str) -> None:
     result, message = BAD_STEPS[case]
 
-    class Broken(ScriptedEnv):
-        def step(self, action_dict: Any) -> Any:
-            return result
-
-    base_env = to_base_env(Broken([[Moment("a")]]))
+    base_env = to_base_env(like(ScriptedEnv, step=lambda self, action_dict: result)([[Moment("a")]]))
     answer_all(base_env, base_env.poll())
     with pytest.raises(ContractError, match=f"env 0 step, env step 1 of the episode: {message}.*; "):
         base_env.poll()
@@ -210,9 +207,5 @@ def test_a_broken_step_names_env_step_and_fault(case: str) -> None:
     ],
 )
 def test_a_poll_of_the_wrong_form_names_what_to_return(polled: Any, message: str) -> None:
-    class Own(SixDicts):
-        def poll(self) -> Any:  # type: ignore[override]
-            return polled
-
     with pytest.raises(ContractError, match=message):
-        to_base_env(Own([ScriptedEnv([[Moment("a")]])], "now")).poll()
+        to_base_env(like(SixDicts, poll=lambda self: polled)([ScriptedEnv([[Moment("a")]])], "now")).poll()

@@ -26,6 +26,7 @@ from tests.contract.adapters import (
 )
 from tests.contract.crashing import CrashError, World, every_letter, together
 from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SoloGym
+from tests.worlds import like
 
 every_adapter = pytest.mark.parametrize("adapter", LOCAL_ADAPTERS, ids=name_of)
 both_kinds = pytest.mark.parametrize("solo", [True, False], ids=["gym", "agents"])
@@ -249,14 +250,11 @@ def test_a_replacement_that_cannot_be_made_is_tried_again_and_not_for_ever(solo:
 
 
 def test_what_breaks_the_contract_is_an_error_at_once() -> None:
-    class Old(SoloGym):
-        def step(self, action: Any) -> Any:
-            return super().step(action)[:4]
-
+    old = like(SoloGym, step=lambda self, action: SoloGym.step(self, action)[:4])
     made: list[Any] = []
 
     def make(index: int) -> Any:
-        made.append(Old(SOLO))
+        made.append(old(SOLO))
         return made[-1]
 
     base_env = to_base_env(make(0), make, 1)

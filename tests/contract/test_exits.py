@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import pytest
 
@@ -11,11 +10,9 @@ from menv import to_base_env
 from menv.registry import make_env
 from tests.contract.adapters import answer_as_dicts
 from tests.contract.scripted import SOLO, SoloGym
+from tests.worlds import like
 
-
-class Leaving(SoloGym):
-    def step(self, action: Any) -> Any:
-        sys.exit("no licence")
+Leaving = like(SoloGym, step=lambda self, action: sys.exit("no licence"))
 
 
 def test_an_environment_that_exits_ends_the_run() -> None:

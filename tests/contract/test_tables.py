@@ -27,6 +27,7 @@ from menv import (
 )
 from menv.algorithms import PPO
 from tests.contract.scripted import altered
+from tests.worlds import like
 
 SEATS = [(world, agent) for world in range(2) for agent in "abc"]
 
@@ -174,20 +175,13 @@ def test_an_end_comes_after_the_answer_or_after_a_reset() -> None:
 
 @pytest.mark.parametrize("returned", [None, ({},) * 6])
 def test_a_poll_that_is_not_a_table_is_refused(returned: Any) -> None:
-    class Else(Pairs):
-        def poll(self, timeout: float | None = None) -> Any:
-            return returned
-
     with pytest.raises(ContractError, match="returns_table"):
-        play(Else())
+        play(like(Pairs, poll=lambda self, timeout=None: returned)())
 
 
 def test_a_table_from_an_undeclared_environment_is_told_what_to_set() -> None:
-    class Silent(Pairs):
-        returns_table = False
-
     with pytest.raises(ContractError, match="returns_table"):
-        play(Silent())
+        play(like(Pairs, returns_table=False)())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from menv.base_env import ALL
 from menv.env_context import EnvContext
 from menv.envs import TicTacToe, make_multi_agent
 from menv.errors import CallOrderError, ConfigError, ContractError
+from tests.worlds import like
 
 
 class Countdown(gym.Env[Any, Any]):
@@ -155,22 +156,14 @@ def test_a_creator_that_makes_no_environment_is_refused_at_once(original: Any) -
 
 
 def test_an_old_step_of_four_values_is_explained() -> None:
-    class Old(Countdown):
-        def step(self, action: int) -> Any:
-            return 0, 0.0, False, {}
-
-    env = make_multi_agent(Old)()
+    env = make_multi_agent(like(Countdown, step=lambda self, action: (0, 0.0, False, {})))()
     env.reset()
     with pytest.raises(ContractError, match="agent 0"):
         env.step({0: 1})
 
 
 def test_an_old_reset_is_explained() -> None:
-    class OldReset(Countdown):
-        def reset(self) -> Any:  # type: ignore[override]
-            return 0
-
-    env = make_multi_agent(OldReset)({"num_agents": 2})
+    env = make_multi_agent(like(Countdown, reset=lambda self: 0))({"num_agents": 2})
     for seed in (None, 1):
         with pytest.raises(ContractError, match="LegacyGym"):
             env.reset(seed=seed)

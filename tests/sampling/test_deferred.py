@@ -14,6 +14,7 @@ from menv.base_env import ALL
 from menv.errors import MenvError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.bad_input.broken_envs import SMALL
+from tests.worlds import like
 
 OBS = gym.spaces.Box(-5.0, 5.0, (2,), np.float32)
 WIDE = gym.spaces.Box(-5.0, 5.0, (3,), np.float32)
@@ -69,8 +70,7 @@ class LazyTeam(MultiAgentEnv):
         return self.observe(), {"ann": 1.0, "bob": 2.0}, {ALL: self.at == 5}, {ALL: False}, {}
 
 
-class SilentTeam(LazyTeam):
-    listed = ()
+SilentTeam = like(LazyTeam, listed=())
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,11 @@ LINE: Any = gym.spaces.Box(-1000.0, 1000.0, (1,), np.float32)
 TWO: Any = gym.spaces.Discrete(2)
 
 
+def like(base: Any, **members: Any) -> Any:
+    """Return a class that is as `base` but for some members; functions among them are its methods."""
+    return type(base.__name__, (base,), members)
+
+
 class Alone(gym.Env[Any, Any]):
     """One agent that sees the env step and is paid 1 in each of `length`; with `cut`, episodes are truncated."""
 

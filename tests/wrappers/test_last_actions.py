@@ -13,6 +13,7 @@ from menv.algorithms import PPO, QMIX
 from menv.envs import TicTacToe
 from menv.wrappers import LastActions
 from tests.algorithms_e2e.shifts import Shifts
+from tests.worlds import like
 
 
 def last(obs: Any) -> dict[Any, list[float]]:
@@ -47,14 +48,8 @@ def test_masks_stay_where_policies_find_them_and_batches_hold_the_actions() -> N
 
 def test_members_of_a_group_see_their_own_last_actions() -> None:
     def team(context: Any) -> Any:
-        class Steady(Shifts):
-            def shown(self) -> Any:
-                return self.possible_agents
-
-            def dead(self, actions: Any) -> Any:
-                return ""
-
-        return LastActions(Steady(context)).with_agent_groups({"team": ["a", "b", "c"]})
+        steady = like(Shifts, shown=lambda self: self.possible_agents, dead=lambda self, actions: "")
+        return LastActions(steady(context)).with_agent_groups({"team": ["a", "b", "c"]})
 
     with QMIX(env=team, config={"model": {"use_gru": True, "max_seq_len": 4}, "seed": 0}) as algo:
         algo.train()

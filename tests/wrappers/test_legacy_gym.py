@@ -16,6 +16,7 @@ from menv.multi_agent_env import AgentDict, MultiAgentEnv
 from menv.wrappers import MultiAgentGym
 from menv.wrappers.legacy_gym import LegacyGym, LegacyMultiAgent, to_gymnasium
 from tests.bad_input.broken_envs import SMALL, checked, refusal
+from tests.worlds import like
 from tests.wrappers.test_multi_agent_gym import Foragers
 
 BOX = gym.spaces.Box(0.0, 9.0, (1,), np.float32)
@@ -104,11 +105,9 @@ class Later(Seeded):
         return super().reset()
 
 
-class OldWrapper(Seeded):
-    unwrapped = OldCorridor()
-
-    def reset(self, **kwargs: Any) -> Any:
-        return self.unwrapped.reset(**kwargs)
+OldWrapper = like(
+    Seeded, unwrapped=OldCorridor(), reset=lambda self, **kwargs: self.unwrapped.reset(**kwargs)
+)
 
 
 @pytest.mark.parametrize(("kind", "seen"), [
@@ -204,14 +203,8 @@ class OldResetMany(MultiAgentEnv):
         return self.old.step(action_dict)
 
 
-class OldStepMany(OldResetMany):
-    def reset(self, **kwargs: Any) -> Any:
-        return self.old.reset(), {}
-
-
-class OldStepGym(OldGymEnv):
-    def reset(self, **kwargs: Any) -> Any:
-        return self.old.reset(), {}
+OldStepMany = like(OldResetMany, reset=lambda self, **kwargs: (self.old.reset(), {}))
+OldStepGym = like(OldGymEnv, reset=lambda self, **kwargs: (self.old.reset(), {}))
 
 
 @pytest.mark.parametrize("env", [OldGymEnv, OldStepGym, OldResetMany, OldStepMany])

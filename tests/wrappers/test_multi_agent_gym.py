@@ -15,6 +15,7 @@ from menv.base_env import ALL, COMMON
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.registry import make_env
 from menv.wrappers import MultiAgentGym
+from tests.worlds import like
 
 BOX = gym.spaces.Box(0.0, 99.0, (1,), np.float32)
 Step = tuple[Any, Any, Any, Any, Any]
@@ -185,10 +186,8 @@ def test_a_multi_agent_environment_passed_as_single_agent_is_pointed_to_the_wrap
 
 
 def test_an_environment_that_counts_its_agents_is_wrapped_without_being_asked() -> None:
-    class Counted(Foragers):
-        n_agents = 3
-
-    assert isinstance(make_env(Counted), MultiAgentGym)
+    counted = like(Foragers, n_agents=3)
+    assert isinstance(make_env(counted), MultiAgentGym)
     # A Tuple of as many parts as there are agents is needed: of these, one agent acts on all parts.
-    assert isinstance(make_env(lambda context: Counted(count=2)), Counted)
+    assert isinstance(make_env(lambda context: counted(count=2)), counted)
     assert isinstance(make_env(Foragers), Foragers)

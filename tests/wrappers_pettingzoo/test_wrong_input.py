@@ -17,6 +17,7 @@ from menv.envs import RockPaperScissors
 from menv.errors import CallOrderError, ConfigError, ContractError, MenvError, MissingExtraError
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
 from tests.house.sources import ROOT
+from tests.worlds import like
 from tests.wrappers_pettingzoo import small_games
 from tests.wrappers_pettingzoo.small_games import OBS, Together, Turns
 
@@ -111,14 +112,8 @@ def test_a_step_before_the_reset_or_after_the_end_is_refused(env: Any) -> None:
         env.step({})
 
 
-class SeedlessTurns(Turns):
-    def reset(self) -> None:  # type: ignore[override]
-        super().reset()
-
-
-class SeedlessTogether(Together):
-    def reset(self) -> Any:  # type: ignore[override]
-        return super().reset()
+SeedlessTurns = like(Turns, reset=lambda self: Turns.reset(self))
+SeedlessTogether = like(Together, reset=lambda self: Together.reset(self))
 
 
 @pytest.mark.parametrize(
