@@ -6,15 +6,12 @@ Each adapter returns tables and declares what it can do. Code that samples asks 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from menv.base_env import AgentId, BaseEnv, EnvId, IntArray
 from menv.errors import ConfigError, EnvCrashError, MenvError, in_words
-
-if TYPE_CHECKING:
-    from menv.adapters.external import RequestSource
 
 
 class Adapter(BaseEnv):
@@ -27,7 +24,6 @@ class Adapter(BaseEnv):
             which polls return them.
         possible_agents: The agents that may ever appear, empty or None if unknown.
         only_agent: The agent of each sub-environment, if it has one and the slot and the env id are the index.
-        source: Where the calls of an external environment come from.
         pauses_at_ends: Set by a sampler whose callbacks look at environments: a poll in which episodes ended returns
             their ends alone, and the next one resets their sub-environments and returns everything else.
         paused: Whether the last poll did so.
@@ -39,7 +35,6 @@ class Adapter(BaseEnv):
     events_have_order: bool = False
     possible_agents: Collection[AgentId] | None = None
     only_agent: AgentId | None = None
-    source: RequestSource | None = None
     pauses_at_ends: bool = False
     paused: bool = False
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 
 from menv.adapters.adapter import Adapter
 from menv.adapters.custom import CustomEnvs
-from menv.adapters.external import EnvThreads, ExternalEnvs
+from menv.adapters.external import EnvThreads
 from menv.adapters.gym import GymEnvs
 from menv.adapters.gym_vector import GymVectorEnvs
 from menv.adapters.local_envs import TOLERATED
@@ -150,4 +150,4 @@ def _external(
             )
         other._converted, other.broker = True, env.broker
     possible_agents = env.possible_agents if isinstance(env, ExternalMultiAgentEnv) else [SINGLE_AGENT]
-    return ExternalEnvs(EnvThreads(env.broker, envs), possible_agents=possible_agents)
+    return EnvThreads(env.broker, envs, possible_agents=possible_agents)

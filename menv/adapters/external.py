@@ -1,15 +1,14 @@
 """External episodes as a `BaseEnv`: each open episode is a sub-environment that comes and goes.
 
 Callers send to an `EpisodeBroker` from their own threads; each poll reads what they sent, with the same `AgentTracker`
-as the other dict adapters. A `RequestSource` lets the calls in: threads of this process or a server. The adapter knows
-neither sockets nor policies.
+as the other dict adapters. Subclasses let the calls in: `EnvThreads` those of threads of this process,
+`PolicyServerInput` those of clients. `ExternalEnvs` knows neither sockets nor policies.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -37,111 +36,31 @@ from menv.external_env import over, stopped
 _NOT_OVER: dict[AgentId, bool] = {ALL: False}
 
 
-class RequestSource:
-    """Where the calls of an external environment come from; this one waits for any thread that calls `broker`.
-
-    Attributes:
-        broker: Receives the calls.
-        envs: External environments whose `run` is executed here.
-        addresses: Host and port of each transport of a server.
-        max_staleness: Updates by which weights may be behind when PPO learns from their steps; None for any.
-    """
-
-    envs: Sequence[Any] = ()
-    max_staleness: int | None = None
-
-    def __init__(self, broker: EpisodeBroker) -> None:
-        self.broker = broker
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        return []
-
-    def connect(self, trainer: Any) -> None:
-        """Accept calls for an algorithm."""
-
-    def published(self) -> None:
-        """Called in the sampler's thread when the weights have changed."""
-
-    def poll(self, read: Callable[[float | None], Ready], timeout: float | None) -> Ready:
-        """Return what callers sent; `read` returns it after waiting as many seconds for the first message."""
-        return read(timeout)
-
-    def answered(self) -> None:
-        """Called when the sampler has answered callers."""
-
-    def rest(self) -> None:
-        """See `BaseEnv.rest`."""
-
-    def unbroken(self) -> AbstractContextManager[Any]:
-        """See `BaseEnv.unbroken`."""
-        return nullcontext()
-
-    def status(self) -> dict[str, Any]:
-        """Return how many episodes are open, and more about callers."""
-        return {"open_episodes": self.broker.open_episodes}
-
-    def stop(self) -> None:
-        """Called after the broker was stopped, in any thread."""
-
-
-class EnvThreads(RequestSource):
-    """Runs each of some external environments in its own thread, from the first poll on."""
-
-    def __init__(self, broker: EpisodeBroker, envs: Sequence[Any]) -> None:
-        super().__init__(broker)
-        self.envs = list(envs)
-        self._started = False
-
-    def poll(self, read: Callable[[float | None], Ready], timeout: float | None) -> Ready:
-        if not self._started:
-            self._started = True
-            for env in self.envs:
-                name = f"{type(env).__name__}.run"
-                threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
-        for env in self.envs:
-            env._sampler = threading.get_ident()
-        return read(timeout)
-
-    def rest(self) -> None:
-        """Allow calls in this thread until the next poll."""
-        for env in self.envs:
-            env._sampler = None
-
-    def _run(self, env: Any) -> None:
-        name = type(env).__name__
-        try:
-            env.run()
-        except BaseException as error:
-            fault = EnvCrashError(f"{name}.run: raised {in_words(error)}; its traceback is above")
-            fault.__cause__ = error
-        else:
-            fault = EnvCrashError(
-                f"{name}.run: returned while its actions are sampled; loop over episodes, or train less often"
-            )
-        self.broker.fail(fault)
-
-
 class ExternalEnvs(Adapter):
-    """The open episodes of one `RequestSource`.
+    """The open episodes of one broker, which any thread may call.
 
     Args:
-        source: Where calls come from.
-        observation_space: Of each agent, if the source has no environments; so is `action_space`.
+        broker: Receives the calls.
+        observation_space: Of each agent, if there are no environments; so is `action_space`.
         action_space: Of each agent.
         observation_spaces: By agent, where they differ; so are `action_spaces`.
         action_spaces: By agent.
         possible_agents: Agents that may ever appear, () if unknown.
         idle_timeout: Seconds without a message after which the sampler gives up for now.
+
+    Attributes:
+        envs: External environments whose `run` is executed here.
+        max_staleness: Updates by which weights may be behind when PPO learns from their steps; None for any.
     """
 
     external = True
     counts_steps = False
-    source: RequestSource
+    envs: Sequence[Any] = ()
+    max_staleness: int | None = None
 
     def __init__(
         self,
-        source: RequestSource,
+        broker: EpisodeBroker,
         *,
         observation_space: Any = None,
         action_space: Any = None,
@@ -150,8 +69,7 @@ class ExternalEnvs(Adapter):
         possible_agents: Iterable[AgentId] = (),
         idle_timeout: float | None = 30.0,
     ) -> None:
-        self.source = source
-        self.broker = source.broker
+        self.broker = broker
         self.idle_timeout = idle_timeout
         self.observation_space = observation_space
         self.action_space = action_space
@@ -182,9 +100,6 @@ class ExternalEnvs(Adapter):
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Return what callers sent since the last poll; wait at most `timeout` seconds for the first message."""
-        return self.source.poll(self._read, timeout)
-
-    def _read(self, timeout: float | None) -> Ready:
         self._free_trackers += self._closing
         self._closing = []
         channels = self.broker.collect(timeout)
@@ -198,15 +113,13 @@ class ExternalEnvs(Adapter):
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Host and port of each transport of a server."""
-        return self.source.addresses
+        return []
 
-    def rest(self) -> None:
-        """Let the source serve callers until the next poll; see `BaseEnv.rest`."""
-        self.source.rest()
+    def connect(self, trainer: Any) -> None:
+        """Accept calls for an algorithm."""
 
-    def unbroken(self) -> AbstractContextManager[Any]:
-        """Hold Ctrl-C back until the next poll, if a server answers clients here; see `BaseEnv.unbroken`."""
-        return self.source.unbroken()
+    def published(self) -> None:
+        """Called in the sampler's thread when the weights have changed."""
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer callers; see `BaseEnv.send_actions`."""
@@ -214,7 +127,6 @@ class ExternalEnvs(Adapter):
             # `stop` sends an error to the callers that wait, and the next poll raises.
             if not self._over:
                 self._answer(slots, actions)
-        self.source.answered()
 
     def _answer(self, slots: Any, actions: Any) -> None:
         due = self._match_all(slots, actions) or self._match(slots, actions)
@@ -259,7 +171,7 @@ class ExternalEnvs(Adapter):
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         """Return the external environments whose `run` is executed here."""
-        return dict(enumerate(self.source.envs)) if as_dict else list(self.source.envs)
+        return dict(enumerate(self.envs)) if as_dict else list(self.envs)
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that are known to appear and the agents of open episodes."""
@@ -287,8 +199,8 @@ class ExternalEnvs(Adapter):
         return found
 
     def status(self) -> dict[str, Any]:
-        """Return what the source knows about its callers."""
-        return self.source.status()
+        """Return how many episodes are open, and more about callers."""
+        return {"open_episodes": self.broker.open_episodes}
 
     def stop(self) -> None:
         """Refuse further calls and send an error to the callers that wait; may be called from any thread."""
@@ -299,7 +211,6 @@ class ExternalEnvs(Adapter):
                 step, episode.step = episode.step, None
                 if step is not None:
                     step.respond(stopped())
-        self.source.stop()
 
     def _advance(self, channel: EpisodeChannel) -> None:
         """Process a chunk and the end behind it, or steps up to one that must be answered first."""
@@ -325,8 +236,7 @@ class ExternalEnvs(Adapter):
             # The only step of such an episode reports its loss.
             if channel.tracker is not None:
                 self._report_lost(channel)
-                now = int(self._env_steps[channel.tracker.env_index])
-                self._deliver_chunk(channel, _lost_chunk(channel.tracker, now))
+                self._deliver_chunk(channel, ExternalTrajectory({}, 0, truncated=True))
             return False
         if channel.tracker is None:
             if step.over is not None:
@@ -403,13 +313,16 @@ class ExternalEnvs(Adapter):
         self._env_steps[tracker.env_index] += trajectory.env_steps
         tracker.episode_steps += trajectory.env_steps
         self._add_unclaimed(tracker, trajectory.unclaimed)
-        self._deliver_chunk(channel, next_chunk(tracker, trajectory, int(self._env_steps[tracker.env_index])))
+        self._deliver_chunk(channel, trajectory)
 
-    def _deliver_chunk(self, channel: EpisodeChannel, chunk: TrajectoryChunk) -> None:
-        self._chunks.append(chunk)
+    def _deliver_chunk(self, channel: EpisodeChannel, trajectory: ExternalTrajectory) -> None:
+        tracker = channel.tracker
+        chunk = next_chunk(tracker, trajectory, int(self._env_steps[tracker.env_index]))
         if chunk.episode is not None:
+            chunk = chunk._replace(episode=chunk.episode._replace(faulty=channel.lost is not None))
             del self._episodes[channel.episode_id]
-            self._closing.append(channel.tracker)
+            self._closing.append(tracker)
+        self._chunks.append(chunk)
 
     def _open(self, channel: EpisodeChannel) -> AgentTracker:
         """Give a channel a tracker."""
@@ -476,6 +389,44 @@ class ExternalEnvs(Adapter):
         )  # fmt: skip
 
 
+class EnvThreads(ExternalEnvs):
+    """Runs each of some external environments in its own thread, from the first poll on."""
+
+    def __init__(self, broker: EpisodeBroker, envs: Sequence[Any], **spaces: Any) -> None:
+        super().__init__(broker, **spaces)
+        self.envs = list(envs)
+        self._started = False
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Run the environments, and return what they sent; see `ExternalEnvs.poll`."""
+        if not self._started:
+            self._started = True
+            for env in self.envs:
+                name = f"{type(env).__name__}.run"
+                threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
+        for env in self.envs:
+            env._sampler = threading.get_ident()
+        return super().poll(timeout)
+
+    def rest(self) -> None:
+        """Allow calls in this thread until the next poll."""
+        for env in self.envs:
+            env._sampler = None
+
+    def _run(self, env: Any) -> None:
+        name = type(env).__name__
+        try:
+            env.run()
+        except BaseException as error:
+            fault = EnvCrashError(f"{name}.run: raised {in_words(error)}; its traceback is above")
+            fault.__cause__ = error
+        else:
+            fault = EnvCrashError(
+                f"{name}.run: returned while its actions are sampled; loop over episodes, or train less often"
+            )
+        self.broker.fail(fault)
+
+
 def _chosen_actions(episodes: Iterable[EpisodeChannel]) -> dict[int, Any]:
     """Return the actions that callers chose themselves, by slot."""
     return {
@@ -512,25 +463,13 @@ def next_chunk(tracker: AgentTracker, trajectory: ExternalTrajectory, now: int) 
         parts.append(AgentChunk(slot, join, steps, end))
     began, episode = now - tracker.episode_steps, None
     if trajectory.over:
-        parts += _end_all(tracker, trajectory.terminated, trajectory.truncated)
-        episode = tracker.close(trajectory.terminated, trajectory.truncated)
+        flags = trajectory.terminated, trajectory.truncated
+        for agent in tracker.alive():
+            slot, _ = tracker.enter(agent)
+            end = End(slot, tracker.env_id, agent, 0.0, *flags, None, {}, withdrawn=True)
+            parts.append(AgentChunk(slot, None, None, end))
+            tracker.leave(agent)
+        episode = tracker.close(*flags)
     return TrajectoryChunk(
         tracker.env_id, tracker.env_index, parts, episode, trajectory.weights_seq_no, began, now
     )
-
-
-def _lost_chunk(tracker: AgentTracker, now: int) -> TrajectoryChunk:
-    """Return the end of an episode whose client is gone; see `next_chunk`."""
-    parts, began = _end_all(tracker, False, True), now - tracker.episode_steps
-    episode = tracker.close(False, True)._replace(faulty=True)
-    return TrajectoryChunk(tracker.env_id, tracker.env_index, parts, episode, None, began, now)
-
-
-def _end_all(tracker: AgentTracker, terminated: bool, truncated: bool) -> list[AgentChunk]:
-    parts = []
-    for agent in tracker.alive():
-        slot, _ = tracker.enter(agent)
-        end = End(slot, tracker.env_id, agent, 0.0, terminated, truncated, None, {}, withdrawn=True)
-        parts.append(AgentChunk(slot, None, None, end))
-        tracker.leave(agent)
-    return parts

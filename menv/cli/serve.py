@@ -20,7 +20,7 @@ from menv.inference.checkpoint_folder import LATEST, checkpoint_root, find_check
 from menv.plain_files import read_named
 from menv.policy import Policy
 from menv.serving.limits import Limits
-from menv.serving.policy_server import PolicyServer, PolicyServerInput, TransportName
+from menv.serving.policy_server import PolicyServerInput, TransportName
 from menv.serving.transports.access import Access
 from menv.tracking.tracker import Tracker
 
@@ -46,17 +46,16 @@ class ServedPolicies:
     A run folder holds its name alone, so not the token; the fields of a dataclass would be stored.
     """
 
-    server: PolicyServer
+    server: PolicyServerInput
 
     def __init__(self, access: Access, port: int, transport: TransportName, limits: Limits) -> None:
         self.access, self.port, self.transport, self.limits = access, port, transport, limits
 
     def __call__(self, ioctx: InputContext) -> PolicyServerInput:
-        made = PolicyServerInput(
+        self.server = PolicyServerInput(
             ioctx, port=self.port, transport=self.transport, access=self.access, limits=self.limits, idle_timeout=None
         )  # fmt: skip
-        self.server = cast(PolicyServer, made.source)
-        return made
+        return self.server
 
 
 class FrozenPolicies(Tracker):

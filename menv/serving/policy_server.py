@@ -1,8 +1,7 @@
 """`PolicyServerInput` and `RLlinkInput`: an algorithm learns from clients over the network and answers them.
 
-Set `config["input"] = lambda ioctx: PolicyServerInput(ioctx, address, port)`. Both are external environments whose
-`RequestSource` is a `PolicyServer`, whose thread serves clients; each poll of the sampler waits until one has sent
-something.
+Set `config["input"] = lambda ioctx: PolicyServerInput(ioctx, address, port)`. Both are external environments with a
+thread that serves clients; each poll of the sampler waits until one has sent something.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from menv.adapters.episode_broker import EpisodeBroker
-from menv.adapters.external import ExternalEnvs, RequestSource
+from menv.adapters.external import ExternalEnvs
 from menv.base_env import SINGLE_AGENT, Ready
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, ConfigError
@@ -91,12 +90,23 @@ _STEP_BYTES = 150
 """Bytes of flags and names if each episode has one step."""
 
 
-class PolicyServer(RequestSource):
-    """Receives what clients play, over any transports.
+class PolicyServerInput(ExternalEnvs):
+    """A server for any number of clients, each with any number of episodes, over any transports.
+
+    Clients request each action, or run the policy themselves and send whole episodes; one port takes both. While the
+    algorithm learns, requests for actions wait; the latest weights and policies are sent at once. With an
+    `observation_fn`, clients have to request actions: the episodes of clients with local inference are refused, because
+    their observations differ from the input of the policy.
 
     Args:
-        name: Name of the input, for errors.
-        ioctx: See `PolicyServerInput`, as for all up to `idle_timeout`.
+        ioctx: The argument of the function `config["input"]`.
+        address: Address to bind to; any but loopback needs a token.
+        port: 0 chooses a free one, see `algo.input_address`.
+        transport: "http" or "tcp"; or transports that were made, for several ports.
+        limits: Limits of each client.
+        token: Token that clients must send, see `Access`.
+        access: Who may connect, instead of address and token.
+        idle_timeout: Seconds without a step after which `train()` returns and reports it; None waits forever.
         max_staleness: Updates by which weights may be behind when PPO learns from their steps; None for any.
         return_s: Seconds in which a client that lost its connection may return to its episodes.
         batch_wait: Seconds that a request for an action waits for the next one, to be batched with it.
@@ -111,15 +121,14 @@ class PolicyServer(RequestSource):
         sessions: Its clients.
 
     Raises:
-        ConfigError: A setting is invalid.
+        ConfigError: A setting is wrong, or other machines could connect without a token.
     """
 
     def __init__(
         self,
-        name: str,
         ioctx: InputContext,
-        address: str,
-        port: int,
+        address: str = "127.0.0.1",
+        port: int = 9900,
         *,
         transport: TransportName | Transport | Sequence[Transport] = "http",
         limits: Limits | None = None,
@@ -133,6 +142,7 @@ class PolicyServer(RequestSource):
         force_on_policy: bool | None = None,
         clients_act: bool = False,
     ) -> None:
+        self._name = name = type(self).__name__
         transports = _transports(name, ioctx, port, transport)
         _check(
             limits=limits, access=access, transports=transports, idle_timeout=idle_timeout, max_staleness=max_staleness,
@@ -140,24 +150,28 @@ class PolicyServer(RequestSource):
             force_on_policy=force_on_policy,
         )  # fmt: skip
         _check_spaces(name, ioctx)
-        super().__init__(EpisodeBroker(batch_wait=batch_wait))
+        super().__init__(
+            EpisodeBroker(batch_wait=batch_wait), observation_space=ioctx.observation_space,
+            action_space=ioctx.action_space, observation_spaces=ioctx.observation_spaces,
+            action_spaces=ioctx.action_spaces, possible_agents=ioctx.possible_agents, idle_timeout=idle_timeout,
+        )  # fmt: skip
         self.max_staleness = max_staleness
-        self._name, self._clients_act = name, clients_act
+        self._clients_act = clients_act
         self._env_steps_per_sample, self._force_on_policy = env_steps_per_sample, force_on_policy
         self._trainer: Trainer | None = None
         limits, access = limits or Limits(), access or Access(address=address, token=token)
-        self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self.sessions = ServerSessions(self.broker, ioctx, limits, access, self._post, return_s)
         self.server = Server(self.sessions, transports, limits, access)
         self._interrupts = Interrupts(self.broker.wake)
-        self._due: deque[Callable[[], object]] = deque()
+        self._calls: deque[Callable[[], object]] = deque()
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
         return list(self.server.addresses)
 
     def connect(self, trainer: Trainer) -> None:
-        """Start the server; see `RequestSource.connect`.
+        """Start the server; see `ExternalEnvs.connect`.
 
         Raises:
             ConfigError: Policies see the output of an `observation_fn`, which clients that act alone lack.
@@ -184,7 +198,7 @@ class PolicyServer(RequestSource):
         self.server.start()
 
     def published(self) -> None:
-        """Answer the clients that wait for new weights, and whose chunks were read; see `RequestSource.published`."""
+        """Answer the clients that wait for new weights, and whose chunks were read; see `ExternalEnvs.published`."""
         if (trainer := self._trainer) is not None:
             self.sessions.ingest.widths = _widths(trainer.latest.policies.values())
             self.sessions.set_policies(_describe_policies(trainer))
@@ -192,8 +206,8 @@ class PolicyServer(RequestSource):
         unread = {one for one in list(self.sessions.connected) if self.broker.has_unread(one.state.backlog)}
         self.sessions.weights_changed(keep=unread)
 
-    def poll(self, read: Callable[[float | None], Ready], timeout: float | None) -> Ready:
-        """Return what clients have sent, or raise the Ctrl-C that `unbroken` holds back; see `RequestSource.poll`."""
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Return what clients have sent, or raise the Ctrl-C that `unbroken` holds back; see `ExternalEnvs.poll`."""
         if self._trainer is None:
             raise CallOrderError(
                 f"{self._name}: polled before an algorithm was built on it, expected `connect` first; give "
@@ -202,12 +216,12 @@ class PolicyServer(RequestSource):
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             self._interrupts.check()
-            while self._due:
-                self._due.popleft()()
+            while self._calls:
+                self._calls.popleft()()
             if not self.broker.ready and self.sessions.all_wait_for_weights():
                 self.sessions.weights_changed()
             left = None if until is None else max(0.0, until - time.monotonic())
-            ready = read(left)
+            ready = super().poll(left)
             # Requests without agents have an answer already.
             self._flush()
             if len(ready.slots) or ready.played or ready.ended or ready.episodes or ready.unclaimed:
@@ -219,15 +233,16 @@ class PolicyServer(RequestSource):
 
     def call_soon(self, do: Callable[[], object]) -> None:
         """Have the sampler's thread call `do` when it waits for clients. From any thread."""
-        self._due.append(do)
+        self._calls.append(do)
         self.broker.wake()
 
     def unbroken(self) -> Interrupts:
         """Hold Ctrl-C back until the next poll; see `BaseEnv.unbroken`."""
         return self._interrupts
 
-    def answered(self) -> None:
-        """Send the sampler's decisions; see `RequestSource.answered`."""
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        """Answer clients; see `BaseEnv.send_actions`."""
+        super().send_actions(slots, actions)
         self._flush()
 
     def status(self) -> dict[str, Any]:
@@ -242,65 +257,19 @@ class PolicyServer(RequestSource):
         }
 
     def stop(self) -> None:
-        """Tell clients that the server stops, and free ports and threads."""
+        """Tell clients that the server stops, and free ports and threads; may be called from any thread."""
+        super().stop()
         self.sessions.stop(BadMessageError(ErrorCode.STOPPING, str(stopped())))
         self._flush()
         self.server.stop()
 
     def _flush(self) -> None:
         """Have all decisions sent; called by the sampler's thread or the one that stops it."""
-        with self._lock:
+        with self._sending:
             self.sessions.send_decisions()
 
     def _post(self, callback: Any) -> None:
         self.server.post(callback)
-
-
-class PolicyServerInput(ExternalEnvs):
-    """A server for any number of clients, each with any number of episodes.
-
-    Clients request each action, or run the policy themselves and send whole episodes; one port takes both. While the
-    algorithm learns, requests for actions wait; the latest weights and policies are sent at once. With an
-    `observation_fn`, clients have to request actions: the episodes of clients with local inference are refused, because
-    their observations differ from the input of the policy.
-
-    Args:
-        ioctx: The argument of the function `config["input"]`.
-        address: Address to bind to; any but loopback needs a token.
-        port: 0 chooses a free one, see `algo.input_address`.
-        transport: "http" or "tcp"; or transports that were made, for several ports.
-        limits: Limits of each client.
-        token: Token that clients must send, see `Access`.
-        access: Who may connect, instead of address and token.
-        idle_timeout: Seconds without a step after which `train()` returns and reports it; None waits forever.
-        settings: See `menv.serving.policy_server.PolicyServer`.
-
-    Raises:
-        ConfigError: A setting is wrong, or other machines could connect without a token.
-    """
-
-    def __init__(
-        self,
-        ioctx: InputContext,
-        address: str = "127.0.0.1",
-        port: int = 9900,
-        *,
-        transport: TransportName | Transport | Sequence[Transport] = "http",
-        limits: Limits | None = None,
-        token: str | None = None,
-        access: Access | None = None,
-        idle_timeout: float | None = 30.0,
-        **settings: Any,
-    ) -> None:
-        server = PolicyServer(
-            type(self).__name__, ioctx, address, port, transport=transport, limits=limits, token=token, access=access,
-            idle_timeout=idle_timeout, **settings,
-        )  # fmt: skip
-        super().__init__(
-            server, observation_space=ioctx.observation_space, action_space=ioctx.action_space,
-            observation_spaces=ioctx.observation_spaces, action_spaces=ioctx.action_spaces,
-            possible_agents=ioctx.possible_agents, idle_timeout=idle_timeout,
-        )  # fmt: skip
 
 
 class RLlinkInput(PolicyServerInput):

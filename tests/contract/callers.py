@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from menv.adapters.episode_broker import EpisodeBroker
-from menv.adapters.external import ExternalEnvs, RequestSource
+from menv.adapters.external import ExternalEnvs
 from menv.base_env import ALL, Ready
 from tests.contract.scripted import ACTIONS, OBS, Script, ScriptedEnv, altered
 
@@ -50,7 +50,7 @@ class CalledEnvs(ExternalEnvs):
 
     def __init__(self, games: Sequence[ScriptedEnv]) -> None:
         super().__init__(
-            RequestSource(EpisodeBroker()),
+            EpisodeBroker(),
             observation_space=OBS,
             action_space=ACTIONS,
             possible_agents=games[0].possible_agents,

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv import ExternalEnv, ExternalMultiAgentEnv
-from menv.adapters.external import EnvThreads, ExternalEnvs
+from menv.adapters.external import EnvThreads
 from menv.algorithms import PPO
 from menv.errors import CallOrderError
 
@@ -66,21 +66,14 @@ def training(
     if idle_timeout is None:
         config["env"] = lambda context: env
     else:
-        config |= {"input": lambda context: waiting(env, idle_timeout)}
-        config |= {"observation_space": OBS, "action_space": ACTIONS}
+        spaces: dict[str, Any] = {"observation_space": OBS, "action_space": ACTIONS}
+        one = {**spaces, "possible_agents": ["agent0"], "idle_timeout": idle_timeout}
+        config |= {"input": lambda context: EnvThreads(env.broker, [env], **one), **spaces}
     with algorithm(config={**SMALL, **config}) as algo:
         try:
             yield algo
         finally:
             env.over.set()
-
-
-def waiting(env: Any, idle_timeout: float) -> ExternalEnvs:
-    """Return an external environment in table form that gives up soon where nobody calls."""
-    return ExternalEnvs(
-        EnvThreads(env.broker, [env]), observation_space=OBS, action_space=ACTIONS, possible_agents=["agent0"],
-        idle_timeout=idle_timeout,
-    )  # fmt: skip
 
 
 @contextmanager

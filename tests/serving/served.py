@@ -68,20 +68,18 @@ class _HaltError(Exception):
 
 
 class Served:
-    """An algorithm with a server for all three transports.
+    """An algorithm with a server for both transports.
 
     Attributes:
         algo: The algorithm.
-        envs: Its input.
-        source: The server of that.
+        envs: Its input, the server.
         batches: Fragments that the thread has sampled, in order.
         results: What the thread's `train()` returned.
     """
 
     def __init__(self, algo: Algorithm, envs: ExternalEnvs) -> None:
         self.algo = algo
-        self.envs = envs
-        self.source: Any = envs.source
+        self.envs: Any = envs
         self.batches: list[Any] = []
         self.results: list[Mapping[str, Any]] = []
         self.error: BaseException | None = None
@@ -223,13 +221,13 @@ def served(
         yield one
     finally:
         algo.stop()
-    kept: Any = one.source.server.faults
+    kept: Any = one.envs.server.faults
     assert kept.count == faults, traceback.format_exception(kept.kept[-1])
 
 
 def settled(one: Served, episodes: int = 0) -> bool:
     """Wait until so many episodes are open, and nothing that was said of others waits for the sampler."""
-    backlog = one.source.sessions.backlog
+    backlog = one.envs.sessions.backlog
     return eventually(lambda: one.status["open_episodes"] == episodes and not backlog.waiting)
 
 

@@ -233,11 +233,9 @@ def test_an_address_that_others_can_reach_needs_a_token_before_anything_is_bound
 
 def shown(one: Served) -> str:
     """Return everything that people get to see of a server."""
-    envs, source = one.envs, one.source
-    objects = [envs, source.server, source.sessions, source.sessions.access, *source.sessions.connected]
-    return repr(
-        [*objects, *map(vars, source.sessions.connected), one.status, source.server.faults.kept, one.results]
-    )
+    server, sessions = one.envs.server, one.envs.sessions
+    objects = [one.envs, server, sessions, sessions.access, *sessions.connected]
+    return repr([*objects, *map(vars, sessions.connected), one.status, server.faults.kept, one.results])
 
 
 def test_a_token_is_in_no_repr_no_error_and_no_result() -> None:

@@ -100,7 +100,7 @@ def test_a_server_that_stops_answers_waiting_clients_and_frees_its_port_at_once(
         turns = Turns(voice, "e")
         turns.tell("GET_ACTION", observation=obs_of(0))
         other.tell("EPISODES_AND_GET_STATE", episodes=[])
-        assert eventually(lambda: one.source.sessions._waiting and one.source.sessions.backlog.waiting)
+        assert eventually(lambda: one.envs.sessions._waiting and one.envs.sessions.backlog.waiting)
         address = one.envs.addresses[DOORS.index(door)]
         began = time.monotonic()
         one.algo.stop()

@@ -135,10 +135,10 @@ def test_weights_that_do_not_learn_keep_their_number_and_clients_continue(algori
                     client.log_returns(episode_id, 1.0)
                 client.end_episode(episode_id, obs_of(0))
             assert eventually(lambda: one.algo.iteration >= 3)
-        assert one.source.broker.weights_seq_no == 1
+        assert one.envs.broker.weights_seq_no == 1
         assert client.weights_seq_no in (None, 1)
         one.algo.set_weights(one.algo.get_weights())
-        assert one.source.broker.weights_seq_no == 2
+        assert one.envs.broker.weights_seq_no == 2
 
 
 def test_an_error_of_the_mapping_ends_the_training_and_is_answered() -> None:

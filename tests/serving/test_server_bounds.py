@@ -19,7 +19,7 @@ LITTLE = {"limits": Limits(max_waiting=100_000)}
 
 
 def held_back(one: Served) -> int:
-    return int(one.source.sessions.backlog.waiting)
+    return int(one.envs.sessions.backlog.waiting)
 
 
 def errors(voice: Voice) -> list[str]:

@@ -112,7 +112,7 @@ def test_what_was_decided_is_answered_before_ctrl_c_is_raised(monkeypatch: pytes
     with served(doors=(TCP,)) as one, one.voice() as voice:
         with one.sampling():
             turns = Turns(voice, "e")
-        sessions: Any = one.source.sessions
+        sessions: Any = one.envs.sessions
         send = sessions._send
 
         def interrupted(*decided: Any) -> None:

@@ -166,15 +166,15 @@ def test_three_hundred_slow_or_silent_connections_cost_a_healthy_client_nothing(
         for at in range(20):
             for peer in dripping:
                 peer.raw(message[at : at + 1])
-        assert eventually(lambda: one.source.server.connections == 301)
+        assert eventually(lambda: one.envs.server.connections == 301)
         before = healthy.episodes
         with one.voice(door) as late:
             late.ping()
         assert eventually(lambda: healthy.episodes >= before + 2)
-        assert one.source.server.connections >= 301
+        assert one.envs.server.connections >= 301
         for peer in (*silent, *halved, *dripping):
             peer.leave()
-        assert eventually(lambda: one.source.server.connections == 1)
+        assert eventually(lambda: one.envs.server.connections == 1)
 
 
 def actions_in(turns: Turns, seconds: float) -> int:
@@ -219,7 +219,7 @@ def test_a_short_message_is_handled_between_the_large_ones_of_other_clients() ->
             voice.ping()
         ready = threading.Event()
         # The short one is the last that comes.
-        one.source.server.post(ready.wait)
+        one.envs.server.post(ready.wait)
         for voice in crowd[:8]:
             voice.body(told(8_000).rjust(900_000))
             time.sleep(0.01)

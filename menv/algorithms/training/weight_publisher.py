@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.adapters.adapter import Adapter
-from menv.adapters.external import RequestSource
+from menv.adapters.external import ExternalEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.rollouts.local_rollouts import Rollouts
 from menv.algorithms.training.policy_set import PolicySet
@@ -245,7 +245,7 @@ class ExternalClients:
         self.observation_fn = config.multiagent.observation_fn is not None
         self._base_env = base_env
         self._rollouts = rollouts
-        self._source = base_env.source
+        self._source = base_env if isinstance(base_env, ExternalEnvs) else None
         self._policy_set = policy_set
         self._history = WeightsHistory()
         self._noted: dict[str, NetworkPolicy] = {}
@@ -296,7 +296,7 @@ class ExternalClients:
                 self._publish(self._source, after)
         self._source.published()
 
-    def _publish(self, source: RequestSource, after: int) -> None:
+    def _publish(self, source: ExternalEnvs, after: int) -> None:
         self.weights_seq_no = number = max(self.weights_seq_no, after) + 1
         self._forget_others()
         for policy_id, policy in self._noted.items():
