@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from threading import Lock, get_ident
 from typing import Any
@@ -33,14 +33,6 @@ def stopped() -> CallOrderError:
 def over() -> CallOrderError:
     """Return the error for a sampler that polls a stopped environment."""
     return CallOrderError("poll: this environment was stopped; create another")
-
-
-def unlike(obs: Iterable[AgentId], actions: Iterable[AgentId]) -> CallOrderError:
-    """Return the error for logged actions of other agents than the observations."""
-    return CallOrderError(
-        f"log_action: observations of {_named(obs)} and actions of {_named(actions)}, expected the same agents; log an "
-        "action for each agent that observes"
-    )
 
 
 def keyed_by_agent(where: str, what: str, given: Any) -> Mapping[Any, Any]:
@@ -114,10 +106,6 @@ def finite_reward(reward: object, episode_id: str, agent: AgentId) -> float:
     raise ContractError(
         f"log_returns: episode {episode_id!r}: the reward of {agent!r} is {got}, expected a finite number; pay a float"
     )
-
-
-def _named(agents: Iterable[AgentId]) -> str:
-    return ", ".join(sorted(map(repr, agents))[:8]) or "no agent"
 
 
 Space = gym.Space[Any]

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from menv.base_env import ALL, AgentId, EnvId, ExternalTrajectory
 from menv.errors import CallOrderError, EpisodeError
-from menv.external_env import finite_reward, over, stopped, unlike
+from menv.external_env import finite_reward, over, stopped
 
 STEP_BYTES = 1_000
 """What a step or a trajectory chunk counts for in a byte budget, in addition to its data."""
@@ -319,7 +319,13 @@ class EpisodeBroker:
             if obs.keys() != actions.keys():
                 done = channel.done.keys() | (returns[2].keys() if returns is not None else ())
                 if obs.keys() - done != actions.keys() - done:
-                    raise unlike(obs, actions)
+                    seen, acted = (
+                        ", ".join(sorted(map(repr, one))[:8]) or "no agent" for one in (obs, actions)
+                    )
+                    raise CallOrderError(
+                        f"log_action: observations of {seen} and actions of {acted}, expected the same agents; log an "
+                        "action for each agent that observes"
+                    )
             if returns is not None:
                 channel.log_returns(*returns)
             step = channel.next_step(obs, callback)
@@ -500,11 +506,8 @@ class EpisodeBroker:
     def done_agents(self, episode_id: str, done: Mapping[Any, bool] | None) -> set[AgentId]:
         """Return the agents whose observations in the next step are their last ones, `done` of that step included."""
         channel = self._channels.get(episode_id)
-        flagged = [
-            *(channel.done if channel is not None else {}),
-            *(agent for agent, flag in (done or {}).items() if flag),
-        ]
-        return set(flagged) - {ALL}
+        before = () if channel is None else channel.done
+        return {*before, *(agent for agent, flag in (done or {}).items() if flag)} - {ALL}
 
     def held_rewards(self, begun: Iterable[EpisodeChannel] = ()) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that the sampler has not read, by episode and agent.

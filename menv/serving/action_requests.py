@@ -12,10 +12,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
-from msgspec import Struct
 
 from menv.adapters.episode_broker import ByteBudget, EpisodeBroker, LoggedReturns
 from menv.base_env import ALL, SINGLE_AGENT
@@ -27,6 +27,7 @@ from menv.serving.protocol import (
     EndEpisode,
     EpisodeMessage,
     EpisodeStarted,
+    Error,
     ErrorCode,
     GetAction,
     LogAction,
@@ -34,7 +35,6 @@ from menv.serving.protocol import (
     StartEpisode,
     TypedDecoder,
     encode,
-    error_reply,
 )
 from menv.serving.transports.server import Reply
 from menv.serving.value_readers import REWARDS, StepReader
@@ -52,7 +52,7 @@ class Responder:
         self.reply(encode(message))
 
     def refuse(self, error: BadMessageError, seq: int | None = None) -> None:
-        self.send(error_reply(error, seq))
+        self.send(Error(code=error.code, message=error.text, seq=error.seq if seq is None else seq))
 
     def nothing(self) -> None:
         """Reply to a request that has no answer, if the transport needs a reply."""
@@ -177,30 +177,16 @@ _MAX_INFO_DEPTH = 32
 _MAX_REPEATED = 16
 
 
-class ActionRequest(Struct, eq=False, gc=False):
-    """A message that is answered once the sampler has handled it, which calls this with the actions or an error.
-
-    Attributes:
-        since: When it was received, in seconds of `time.monotonic`.
-    """
-
-    episode: OpenEpisode
-    message: GetAction | LogAction
-    decided: Decided
-    since: float
-
-    def __call__(self, actions: Mapping[Any, Any] | BaseException) -> None:
-        self.decided((self, actions))
-
-
-Decision: TypeAlias = "tuple[ActionRequest, Mapping[Any, Any] | BaseException]"
-Decided: TypeAlias = Callable[[Decision], None]
+Decided: TypeAlias = Callable[
+    [OpenEpisode, GetAction | LogAction, float, Mapping[Any, Any] | BaseException], None
+]
+"""Receives an episode, its message, when that came in seconds of `time.monotonic`, and the actions or an error."""
 
 
 class ActionRequestHandler:
     """The episodes of a server's clients whose actions the algorithm's policies choose. Used in the event loop only.
 
-    `decided` receives each request with its actions in the sampler's thread.
+    `decided` is called in the sampler's thread.
     """
 
     def __init__(self, broker: EpisodeBroker, ioctx: InputContext, limits: Limits, decided: Decided) -> None:
@@ -264,7 +250,7 @@ class ActionRequestHandler:
             return False
         state.check_backlog(size, self._limits, kind)
         obs = self._values.observations(request.observation, kind, gone=gone)
-        waiting = ActionRequest(episode, request, self._decided, time.monotonic())
+        waiting = partial(self._decided, episode, request, time.monotonic())
         if isinstance(request, GetAction):
             broker.request_actions(name, obs, waiting, size, returns)
             return True

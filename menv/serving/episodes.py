@@ -253,9 +253,7 @@ def _times(values: Any, where: str, count: int) -> Array | None:
     return steps
 
 
-@lru_cache(16_384)
-def _reader(observations: SpaceReader, actions: SpaceReader) -> EpisodeReader:
-    return EpisodeReader(observations, actions)
+_reader = lru_cache(16_384)(EpisodeReader)
 
 
 def _reader_of(spaces: tuple[Space, Space]) -> EpisodeReader:

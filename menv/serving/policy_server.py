@@ -183,9 +183,8 @@ class PolicyServerInput(ExternalEnvs):
                 "PolicyServerInput"
             )
         self._trainer = trainer
-        self.sessions.ingest.widths = _widths(trainer.latest.policies.values())
-        forced = self._force_on_policy
-        sessions = self.sessions
+        sessions, forced = self.sessions, self._force_on_policy
+        sessions.ingest.widths = _widths(trainer.latest.policies.values())
         fit = _max_env_steps(sessions.ioctx, sessions.ingest.widths, sessions.limits)
         sessions.config = {
             "env_steps_per_sample": min(self._env_steps_per_sample or trainer.env_steps_per_sample, fit),
@@ -194,7 +193,7 @@ class PolicyServerInput(ExternalEnvs):
             "explore": trainer.explore,
         }
         sessions.trainer = trainer
-        self.sessions.ingest.refused = trainer.observation_fn
+        sessions.ingest.refused = trainer.observation_fn
         self.server.start()
 
     def published(self) -> None:

@@ -83,15 +83,6 @@ class TypedDecoder:
             raise explained(error, where) from None
 
 
-_FIELDS = TypedDecoder(dict[str, Raw])
-
-
-def fields(data: Data, where: str) -> dict[str, Raw]:
-    """Return the entries of an object, undecoded; raise `BadMessageError` if it is not an object."""
-    found: dict[str, Raw] = _FIELDS.read(data, where)
-    return found
-
-
 _AT = re.compile(r" - at (?:`key` in )?`\$?([^`]*)`$")
 _ONLY_TYPE = re.compile("Expected `[^`]*`")
 _MAX_CHARACTERS = 200
@@ -402,11 +393,6 @@ _JSON = msgspec.json.Encoder(enc_hook=plain_array)
 def encode(message: Request | Answer) -> bytes:
     """Return a message as a body; numpy arrays and scalars become lists and numbers."""
     return _JSON.encode(message)
-
-
-def error_reply(error: BadMessageError, seq: int | None = None) -> Error:
-    """Return the ERROR for a refused message; `seq` is its number if the error does not know it."""
-    return Error(code=error.code, message=error.text, seq=error.seq if seq is None else seq)
 
 
 HEADER_BYTES = 8

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from menv.adapters.episode_broker import ByteBudget, EpisodeBroker
 from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, EpisodeError, MenvError
-from menv.serving.action_requests import ActionRequestHandler, ClientState, Decision, Responder
+from menv.serving.action_requests import ActionRequestHandler, ClientState, OpenEpisode, Responder
 from menv.serving.episodes import EpisodeIngest
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
@@ -60,6 +60,8 @@ from menv.serving.value_readers import check_num_agents, known_spaces, spaces_js
 
 Close = Callable[[], None]
 Work = Coroutine[Any, Any, None]
+Decision = tuple[OpenEpisode, GetAction | LogAction, float, Mapping[Any, Any] | BaseException]
+"""See `menv.serving.action_requests.Decided`."""
 
 NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first (menv serve --token-file)"
 _SLICE_S = 0.001
@@ -367,7 +369,9 @@ class ServerSessions:
         # Number of actions sent and the sum of their seconds, also at the last `latency`; the most seconds since then.
         self._waited = self._reported = (0, 0.0)
         self._longest = 0.0
-        self.action_requests = ActionRequestHandler(broker, ioctx, limits, self._decisions.append)
+        self.action_requests = ActionRequestHandler(
+            broker, ioctx, limits, lambda *decision: self._decisions.append(decision)
+        )
         self.ingest = EpisodeIngest(broker, ioctx, limits)
         # Long work is done one after the other.
         self.turn = asyncio.Lock()
@@ -465,9 +469,8 @@ class ServerSessions:
     def _send(self, decisions: list[Decision], number: int) -> None:
         replies: list[tuple[Reply, bytes]] = []
         now = time.monotonic()
-        waited = [now - request.since for request, _ in decisions]
-        for request, decided in decisions:
-            episode, message = request.episode, request.message
+        waited = [now - since for _, _, since, _ in decisions]
+        for episode, message, _, decided in decisions:
             answer: Answer
             if isinstance(decided, BaseException):
                 answer = Error(code=str(ErrorCode.STOPPING), message=str(decided), seq=message.seq)

@@ -28,7 +28,7 @@ from menv.env_context import InputContext
 from menv.errors import ConfigError
 from menv.serialization import space_to_json
 from menv.serving.limits import Limits
-from menv.serving.protocol import DTYPES, Array, BadMessageError, ErrorCode, PackedArray, TypedDecoder, fields
+from menv.serving.protocol import DTYPES, Array, BadMessageError, ErrorCode, PackedArray, TypedDecoder
 from menv.spaces import bounds, flat_mask, parts_of
 
 _NAME = re.compile(r'[^"\\\x00-\x1f]*')
@@ -405,6 +405,9 @@ def spaces_json(ioctx: InputContext) -> dict[str, Any]:
     return {"action_spaces": own or None, "action_space": shared}
 
 
+_BY_AGENT = TypedDecoder(dict[str, Raw])
+
+
 class StepReader:
     """Reads observations and actions."""
 
@@ -462,6 +465,6 @@ class StepReader:
         return self._alone or known_spaces(self._spaces_of, agent, where)
 
     def _by_agent(self, raw: Raw, where: str) -> dict[str, Raw]:
-        found = fields(raw, where)
+        found: dict[str, Raw] = _BY_AGENT.read(raw, where)
         check_num_agents(found, self._limits, where)
         return found

@@ -140,7 +140,7 @@ class Served:
             raise self.error
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Any:
         return self.envs.status()
 
     @property

@@ -99,7 +99,7 @@ def test_stop_ends_all_conversations_and_frees_port_and_thread(
     assert the_serving_threads() == []
     assert server.connections == 0
     assert talks.losses == [1] * len(talks.all)
-    assert (server.faults.count, server.faults.kept) == (0, [])
+    assert (server.faults.count, [*server.faults.kept]) == (0, [])
     one.rest()
     one.leave()
     again = Server(Talks(), [door.make(server.addresses[0][1])])

@@ -85,14 +85,9 @@ class ClientAddress:
     tls: bool
     path: str = _PATH
 
-    @property
-    def authority(self) -> str:
-        """Host and port as HTTP headers write them."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
     def __str__(self) -> str:
-        return f"{self.scheme}{'s' * self.tls}://{self.authority}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}{'s' * self.tls}://{host}:{self.port}"
 
 
 def read_address(text: str) -> ClientAddress:
@@ -387,7 +382,9 @@ class ClientSession:
     def _connect(self, in_new_session: bool) -> None:
         connection = connect(self._address, self._token, self.timeout, self._conversation)
         self._connection = connection
-        connection.send(self._greeting())
+        shown = None if self._address.scheme == "http" else self._token
+        greeting = GetConfig(token=shown, extensions=[EXTENSION], session=self.session, client=self._name)
+        connection.send(encode(greeting))
         answer = decode_answer(connection.receive())
         if isinstance(answer, Error) and answer.code in _TEMPORARY:
             raise ConnectionRefusedError(_printable(answer.message))
@@ -407,11 +404,6 @@ class ClientSession:
                 f"PolicyClient: {self._address} has forgotten this session and its open episodes, expected to "
                 "reconnect in time; start new episodes"
             )
-
-    def _greeting(self) -> bytes:
-        shown = None if self._address.scheme == "http" else self._token
-        greeting = GetConfig(token=shown, extensions=[EXTENSION], session=self.session, client=self._name)
-        return encode(greeting)
 
     def _require_answer(self, request: Request, answer: Answer) -> None:
         kind, seq = type(request), getattr(request, "seq", None)

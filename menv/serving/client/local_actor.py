@@ -42,11 +42,6 @@ PolicyUpdate = NetworkPolicy | dict[str, Any]
 """A whole policy, or the weights of one."""
 
 
-def unpacked(weights: bytes | None, bundle: bytes | None) -> PolicyUpdate:
-    """Return the policy in a bundle, or without a bundle the weights; raises ConfigError if they are damaged."""
-    return unpack_weights(weights or b"") if bundle is None else policy_from_bytes(bundle)
-
-
 class ClientGenerator:
     """Random numbers for one agent of one episode. They depend on the seed and the ids only, not on other agents."""
 
@@ -89,7 +84,7 @@ class LocalPolicy:
             )
 
     def take(self, update: PolicyUpdate, number: int) -> bool:
-        """Use the result of `unpacked`; return False if it is a policy of another network."""
+        """Use an update; return False if it is a policy of another network."""
         if not isinstance(update, NetworkPolicy):
             self.policy.set_weights(update)
         elif _signature(update) == _signature(self.policy):
@@ -115,10 +110,9 @@ class LocalPolicy:
         """
         try:
             return self.policy.decide(obs, noise, states)
-        except OutsideSpaceError as error:
-            raise ContractError(f"{where}: {error.with_advice(ADVICE)}") from error
         except ContractError as error:
-            raise ContractError(f"{where}: {error}") from error
+            why = error.with_advice(ADVICE) if isinstance(error, OutsideSpaceError) else error
+            raise ContractError(f"{where}: {why}") from error
 
     def evaluate(
         self, rows: Column, mask: Column | None, actions: Column, states: Column | None, where: str
@@ -502,12 +496,11 @@ def _messages(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
 
 
 def _unpack(state: SetState, exchange: Exchange, session: str | None) -> None:
-    """Unpack an answer with weights, which takes longer than a step."""
+    """Unpack an answer with weights, which takes longer than a step; raises ConfigError if they are damaged."""
     weights, bundles = state.weights or {}, state.bundles or {}
     exchange.state, exchange.session = state, session
-    exchange.updates = {
-        name: unpacked(weights.get(name), bundles.get(name)) for name in {**weights, **bundles}
-    }
+    exchange.updates = {name: unpack_weights(one) for name, one in weights.items()}
+    exchange.updates |= {name: policy_from_bytes(one) for name, one in bundles.items()}
 
 
 def _require(asked: str, wanted: Sequence[str], found: Mapping[str, Any]) -> None:

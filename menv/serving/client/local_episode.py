@@ -103,15 +103,20 @@ class LocalTrajectory:
         self._steps[-1].reward, self.reward = self.reward, 0.0
         return True
 
-    def add_action(self, decided: ComputedAction, row: int) -> None:
-        """Add one row of the policy's answer, the action for the last observation."""
-        part, step = slice(row, row + 1), self._steps[-1]
-        step.action, step.row = decided.actions[part], decided.rows[part]
+    def add_action(self, decided: ComputedAction, row: int, trained: bool) -> None:
+        """Add one row of the policy's answer, the action for the last observation; only count it if not `trained`."""
+        part, before = slice(row, row + 1), self.state
+        if before is not None:
+            self.state = decided.state[part]
+        if not trained:
+            # The count seeds the generator of the next agent episode.
+            self.t += 1
+            return
+        step = self._steps[-1]
+        step.action, step.row, step.state = decided.actions[part], decided.rows[part], before
         step.weights_number = self.policy.number
         if decided.mask is not None:
             step.mask = decided.mask[part]
-        if self.state is not None:
-            step.state, self.state = self.state, decided.state[part]
 
     def end(self, obs: Any, terminated: bool, env_t: int = 0) -> bool:
         """End the trajectory and return what `observe` does; `obs=None` repeats the last observation."""
@@ -234,12 +239,9 @@ class LocalEpisode:
     def early_rewards(self) -> dict[str, float]:
         """Rewards before the first action, by agent."""
         rewards = dict(self._early_rewards)
-        for more in (
-            self._unclaimed,
-            {agent: trajectory.reward for agent, trajectory in self._trajectories.items()},
-        ):
-            for agent, amount in more.items():
-                rewards[agent] = rewards.get(agent, 0.0) + amount
+        waiting = {agent: trajectory.reward for agent, trajectory in self._trajectories.items()}
+        for agent, amount in (*self._unclaimed.items(), *waiting.items()):
+            rewards[agent] = rewards.get(agent, 0.0) + amount
         return rewards
 
     def act(self, observation: Any) -> Any:
@@ -307,26 +309,20 @@ class LocalEpisode:
         if not chunks and not (over and self._has_sent):
             return None
         self._has_sent = True
-        steps = self._env_steps(chunks)
+        steps = sum(len(chunk["rewards"]) for chunk in chunks.values())
         flags = {"is_terminated": self._terminated is True, "is_truncated": self._terminated is False}
         body: dict[str, Any] = {"id": self.episode_id, **flags}
-        body |= {"agents": chunks} if self._multi else chunks[SINGLE_AGENT]
-        if over and self._multi:
+        if not self._multi:
+            return to_raw(body | chunks[SINGLE_AGENT]), steps
+        # Several agents may act in one env step. The server counts no more of these than there are agent steps; the
+        # rest comes with the steps that are not complete.
+        steps = min(self._known_steps - self._reported, steps)
+        self._reported += steps
+        body |= {"agents": chunks, "env_steps": steps}
+        if over:
             self._move_to_unclaimed(self._early_rewards)
             body["unclaimed"] = self._unclaimed
-        if self._multi:
-            body["env_steps"] = steps
         return to_raw(body), steps
-
-    def _env_steps(self, chunks: Mapping[str, Any]) -> int:
-        """Return how many env steps chunks add: fewer than the agents' steps where several act at once."""
-        lengths = sum(len(chunk["rewards"]) for chunk in chunks.values())
-        if not self._multi:
-            return lengths
-        # The server counts no more than there are agent steps; the rest comes with the steps that are not complete.
-        steps = min(self._known_steps - self._reported, lengths)
-        self._reported += steps
-        return steps
 
     def evaluate(self) -> None:
         """Compute log-probabilities of all new actions, before the weights change."""
@@ -390,17 +386,8 @@ class LocalEpisode:
         )
         decided = policy.act([observations[agent] for agent in agents], noise, states, self._where)
         for row, trajectory in enumerate(trajectories):
-            self._record(trajectory, decided, row)
+            trajectory.add_action(decided, row, self.trained)
         return dict(zip(agents, decided.answers, strict=True))
-
-    def _record(self, trajectory: LocalTrajectory, decided: Any, row: int) -> None:
-        if self.trained:
-            trajectory.add_action(decided, row)
-            return
-        # Only the step count is kept; it seeds the generator of the next agent episode.
-        trajectory.t += 1
-        if trajectory.state is not None:
-            trajectory.state = decided.state[row : row + 1]
 
     def _end_done_agents(self, observations: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """End the trajectories of agents that are done; return the other observations, and whether steps are complete.

@@ -142,11 +142,8 @@ class RemoteEpisode:
         """Add rewards, infos and done flags, which the next message carries."""
         if info:
             to_wire(info, "log_returns")
-        if self._multi_agent:
-            for agent, amount in reward.items():
-                self._rewards[agent] = self._rewards.get(agent, 0.0) + amount
-        else:
-            self._rewards[SINGLE_AGENT] = self._rewards.get(SINGLE_AGENT, 0.0) + reward
+        for agent, amount in (reward if self._multi_agent else {SINGLE_AGENT: reward}).items():
+            self._rewards[agent] = self._rewards.get(agent, 0.0) + amount
         if info:
             self._info.update(info)
         if done:

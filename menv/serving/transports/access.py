@@ -47,7 +47,11 @@ class Access:
     allowed_hosts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        _check_address(self.address)
+        if not isinstance(self.address, str):
+            raise ConfigError(
+                f"Access.address: got {self.address!r:.60}, expected a text with a name or a number in it; write "
+                "'127.0.0.1', or '0.0.0.0' for all of IPv4"
+            )
         check_token("Access.token", self.token)
         if self.token is None and not self.is_loopback:
             raise ConfigError(
@@ -80,8 +84,7 @@ class Access:
         """Return whether `token` is right, in time that does not depend on the right one."""
         if self.token is None:
             return True
-        shown = "" if token is None else token
-        return hmac.compare_digest(_bytes(shown), _bytes(self.token))
+        return hmac.compare_digest((token or "").encode("utf-8", "surrogatepass"), self.token.encode())
 
     def stranger(self, origin: str | None, host: str | None) -> str | None:
         """Return why a request comes from a web page that may not connect, or None.
@@ -126,7 +129,8 @@ class Access:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(self.ssl_certificate, self.ssl_key, password=_no_password)
+            # Without a password, OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(self.ssl_certificate, self.ssl_key, password="")
         except OSError as error:
             raise ConfigError(
                 f"Access.ssl_certificate: {self.ssl_certificate} and ssl_key {self.ssl_key} cannot be used "
@@ -152,14 +156,6 @@ def check_token(where: str, token: object) -> None:
         )
 
 
-def _check_address(address: object) -> None:
-    if not isinstance(address, str):
-        raise ConfigError(
-            f"Access.address: got {address!r:.60}, expected a text with a name or a number in it; write '127.0.0.1', "
-            "or '0.0.0.0' for all of IPv4"
-        )
-
-
 def _check_names(where: str, given: Any, form: re.Pattern[str], such: str) -> None:
     """Raise `ConfigError` for names that no header can contain."""
     if isinstance(given, str) or not isinstance(given, Collection):
@@ -176,15 +172,6 @@ def bearer(authorization: str | None) -> str | None:
     if authorization is None or not authorization.lower().startswith(_BEARER):
         return None
     return authorization[len(_BEARER) :].strip()
-
-
-def _no_password() -> str:
-    # Without this, OpenSSL would ask for a password on the terminal.
-    return ""
-
-
-def _bytes(token: str) -> bytes:
-    return token.encode("utf-8", "surrogatepass")
 
 
 def _without_port(host: str) -> str:

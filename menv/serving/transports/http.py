@@ -139,7 +139,11 @@ class HttpTransport(Transport):
         headers = request.headers
         if connection.refused:
             raise _Refusal(503, self.refusal)
-        token, name = self._check_access(headers), _session_name(headers)
+        token, name = self._check_access(headers), headers.get("menv-session")
+        if name is not None and not _SESSION.fullmatch(name):
+            raise _Refusal(
+                400, "malformed: the header menv-session is not 16 to 64 random bytes as hexadecimal digits"
+            )
         if "transfer-encoding" in headers:
             raise _Refusal(
                 411, "malformed: a body in chunks, expected the header Content-Length; send it whole"
@@ -331,15 +335,6 @@ class _Refusal(Exception):  # noqa: N818
         super().__init__(why)
         self.status = status
         self.why = why
-
-
-def _session_name(headers: Headers) -> str | None:
-    name = headers.get("menv-session")
-    if name is not None and not _SESSION.fullmatch(name):
-        raise _Refusal(
-            400, "malformed: the header menv-session is not 16 to 64 random bytes as hexadecimal digits"
-        )
-    return name
 
 
 def _response(status: int, body: bytes, closes: bool) -> Response:

@@ -115,18 +115,14 @@ class ErrorLog:
 
     def __init__(self) -> None:
         self.count = 0
-        self._kept: deque[BaseException] = deque(maxlen=_KEPT)
-
-    @property
-    def kept(self) -> list[BaseException]:
-        """The last ten exceptions, oldest first, with their tracebacks."""
-        return list(self._kept)
+        # The last ones, oldest first, with their tracebacks.
+        self.kept: deque[BaseException] = deque(maxlen=_KEPT)
 
     def add(self, error: BaseException) -> None:
         # Variables of the frames hold connections and whole bodies, which must not stay in memory.
         traceback.clear_frames(error.__traceback__)
         self.count += 1
-        self._kept.append(error)
+        self.kept.append(error)
 
 
 FLUSH_S = 0.2
