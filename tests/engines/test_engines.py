@@ -179,7 +179,7 @@ def test_what_names_a_module_that_cannot_be_imported_elsewhere_says_what_to_do(
     plugin = types.ModuleType("plugin_of_a_file")
     exec("class Game:\n    def size(self):\n        return 1", plugin.__dict__)
     monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
-    said = "No module named 'plugin_of_a_file', expected names .*; put the folder of the module on sys.path"
+    said = "'plugin_of_a_file'.*sys.path"
     peer = engine.start(plugin.Game, label="worker 1")
     peer.ask(plugin.Game.size)
     for _ in range(2):
@@ -265,7 +265,7 @@ def test_an_engine_can_be_used_again_after_it_was_stopped(engine: Engine) -> Non
 
 
 def test_an_unknown_engine_is_refused_and_none_takes_ray_where_it_is() -> None:
-    with pytest.raises(ConfigError, match=re.escape("got 'rray', expected one of ('process', 'ray')")):
+    with pytest.raises(ConfigError, match=r"'rray'.*'process', 'ray'"):
         make_engine("rray")  # type: ignore[arg-type]
     assert make_engine("process").name == "process"
 

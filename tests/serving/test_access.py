@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import ssl
 import subprocess
@@ -371,7 +370,7 @@ def test_a_client_is_told_at_once_of_a_certificate_that_does_not_hold(
         with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
             PolicyClient(f"{scheme}://localhost:{course.port}", "remote", timeout=PATIENCE)
         monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
-        with pytest.raises(ConfigError, match=re.escape("not valid for '127.0.0.1'")):
+        with pytest.raises(ConfigError, match=r"'127\.0\.0\.1'"):
             PolicyClient(f"{scheme}://127.0.0.1:{course.port}", "remote", timeout=PATIENCE)
         with PolicyClient(f"{scheme}://localhost:{course.port}", "remote", timeout=PATIENCE) as client:
             play(client, [1.0, 2.0])

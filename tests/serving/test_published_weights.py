@@ -241,10 +241,10 @@ def test_policies_that_no_file_holds_are_refused_with_what_works_instead() -> No
         algorithm_of("squashed") as squashed,
     ):
         refused = {
-            "Own is your own code": Own(gym.spaces.Discrete(2), gym.spaces.Discrete(2)),
-            "reads states, frames": lstm.get_policy(),
-            "frames or agent ids": stacked.get_policy(),
-            "a policy of SAC": squashed.get_policy(),
+            "Own": Own(gym.spaces.Discrete(2), gym.spaces.Discrete(2)),
+            "states": lstm.get_policy(),
+            "frames": stacked.get_policy(),
+            "SAC": squashed.get_policy(),
         }
         for said, policy in refused.items():
             with pytest.raises(ConfigError, match=rf"{said}.*GET_ACTION.* inference_mode=\"local\"$"):

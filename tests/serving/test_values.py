@@ -144,9 +144,7 @@ def test_a_mask_that_allows_nothing_is_told_in_a_group_and_in_one_component_too(
         ((0, nothing), S.Tuple([S.Discrete(2), one]), None, "[1]['action_mask']"),
         (half, one, S.MultiDiscrete([1, 1]), "['action_mask']"),
     ):
-        with pytest.raises(
-            BadMessageError, match=re.escape(f"out_of_range: obs{path}: got a mask that allows")
-        ):
+        with pytest.raises(BadMessageError, match=re.escape(f"out_of_range: obs{path}: ")):
             check_masks([obs], space, actions, "obs", is_column=False)
     check_masks([half], one, None, "obs")
 

@@ -150,9 +150,7 @@ def test_an_environment_that_hangs_is_given_up_with_the_reason(
 def test_an_environment_that_is_never_there_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("menv.workers.watchdog.CREATION_S", 1.5)
     monkeypatch.setattr("menv.algorithms.rollouts.worker_group.PAUSES", (0.0,))
-    said = (
-        r"(?s)worker 2 .* was not created within 1\.5 s; fix it, or raise env_timeout.*crews.py.* in __init__"
-    )
+    said = r"(?s)worker 2 .*1\.5 s.*env_timeout.*crews.py.* in __init__"
     with (
         running(2, env=f"{HERE}:Stuck", env_config={"hasty": Hasty()}, env_timeout=1.0) as algo,
         pytest.raises(WorkerLostError, match=said),
@@ -277,7 +275,7 @@ def test_successors_that_can_never_begin_end_the_run_with_both_causes_and_it_con
     with running(1, **missed(tmp_path, "create", 3)) as algo:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EnvFaultWarning)
-            said = r"(?s)worker 1 .*exit code 3.*the first of 4 times .*the last: worker 1: .*no seat free"
+            said = r"(?s)worker 1 .*exit code 3.*first of 4 .*worker 1: .*no seat free"
             with pytest.raises(WorkerLostError, match=said):
                 algo.train()
         assert algo.train()["num_env_steps_sampled"] == 128
