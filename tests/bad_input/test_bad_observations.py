@@ -155,9 +155,9 @@ def test_compute_single_action_says_it_too(bad: Any) -> None:
 
 
 @pytest.mark.parametrize(("space", "path"), [
-    (UNIT, "obs: expected float32 of shape (3,)"),
-    (gym.spaces.Discrete(3), "obs: expected an integer from 0 to 2"),
-    (gym.spaces.Dict({"a": UNIT, "b": gym.spaces.Discrete(2)}), "obs['a']: expected float32 of shape (3,)"),
+    (UNIT, "obs: "),
+    (gym.spaces.Discrete(3), "obs: "),
+    (gym.spaces.Dict({"a": UNIT, "b": gym.spaces.Discrete(2)}), "obs['a']: "),
 ])  # fmt: skip
 @pytest.mark.parametrize("tensor", [torch.zeros(3, requires_grad=True), torch.zeros(3, device="meta")])
 def test_a_tensor_that_numpy_cannot_read_is_named(space: gym.Space[Any], path: str, tensor: Any) -> None:

@@ -269,14 +269,14 @@ def test_an_own_base_env_is_right() -> None:
 @pytest.mark.parametrize(
     ("env", "code", "message"),
     [
-        (own("poll", lambda self, timeout=None: Own.poll(self)[:5]), "ME020", "poll: returned 5 values"),
-        (own("poll", lambda self, timeout=None: ([], *Own.poll(self)[1:])), "ME021", "obs is not a dict of dicts"),
-        (own("poll", lambda self, timeout=None: 1 / 0), "ME090", "poll raised ZeroDivisionError"),
-        (own("send_actions", lambda self, slots, actions=None: 1 / 0), "ME090", "send_actions raised"),
-        (own("try_reset", lambda self, env_id=None: ({env_id: 3}, {})), "ME012", "observations are int"),
-        (own("try_reset", lambda self, env_id=None: 3), "ME011", "try_reset: returned a single int"),
-        (own("stop", lambda self: 1 / 0), "ME080", "close raised ZeroDivisionError"),
-        (own("observation_space", None), "ME001", "the observation space is None"),
+        (own("poll", lambda self, timeout=None: Own.poll(self)[:5]), "ME020", "poll: "),
+        (own("poll", lambda self, timeout=None: ([], *Own.poll(self)[1:])), "ME021", "obs"),
+        (own("poll", lambda self, timeout=None: 1 / 0), "ME090", "ZeroDivisionError"),
+        (own("send_actions", lambda self, slots, actions=None: 1 / 0), "ME090", "send_actions"),
+        (own("try_reset", lambda self, env_id=None: ({env_id: 3}, {})), "ME012", "int"),
+        (own("try_reset", lambda self, env_id=None: 3), "ME011", "try_reset: "),
+        (own("stop", lambda self: 1 / 0), "ME080", "ZeroDivisionError"),
+        (own("observation_space", None), "ME001", "observation space"),
     ],
     ids=["five", "list", "poll", "send", "reset", "single", "stop", "space"],
 )  # fmt: skip

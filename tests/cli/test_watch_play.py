@@ -135,25 +135,19 @@ def test_a_gif_holds_every_step(runs: Path, tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["play", "tictactoe"], r"--as: no agent is given, expected one of \['player1', 'player2'\]"),
-        (["play", "tictactoe", "--as", "me"], r"agent 'me': .* expected one of \['player1', 'player2'\]"),
-        (["play", "pendulum", "--as", "agent0"], "expected Discrete actions to play; menv watch shows"),
-        (["play", "pendulum"], "expected Discrete actions to play; menv watch shows"),
+        (["play", "tictactoe"], r"--as: .*\['player1', 'player2'\]"),
+        (["play", "tictactoe", "--as", "me"], r"agent 'me': .*\['player1', 'player2'\]"),
+        (["play", "pendulum", "--as", "agent0"], "Discrete.* menv watch"),
+        (["play", "pendulum"], "Discrete.* menv watch"),
         (["play", "roles", "--as", "player1"], r"import \S+:named: menv play roles --as player1 --trust"),
-        (
-            ["watch", "halves"],
-            r"\['policy_mapping_fn'\] was function \S+<lambda>.*; add --policy AGENT=POLICY$",
-        ),
-        (
-            ["match", "halves", "halves:x"],
-            r"'policy_mapping_fn'\].*; add multiagent of menv.playing.Game, in Python$",
-        ),
-        (["watch", "roles", "--policy", "chef"], r"policy 'chef': .* of \['boss', 'guest'\] or a snapshot"),
-        (["watch", "cart", "--gif", "nowhere/film.gif"], "there is no folder nowhere"),
-        (["watch", "cart", "--fps", "0"], "argument --fps: '0', expected a number from 0.1"),
-        (["watch", "tictactoe", "--env", "tictactoo"], "did you mean 'tictactoe'"),
-        (["watch", "nothing"], "^menv watch: error: there is no folder nothing in"),
-        (["play", "nothing", "--as", "you"], "^menv play: error: there is no folder nothing in"),
+        (["watch", "halves"], r"\['policy_mapping_fn'\] .*<lambda>.* --policy AGENT=POLICY$"),
+        (["match", "halves", "halves:x"], r"\['policy_mapping_fn'\].* menv.playing.Game"),
+        (["watch", "roles", "--policy", "chef"], r"policy 'chef': .*\['boss', 'guest'\]"),
+        (["watch", "cart", "--gif", "nowhere/film.gif"], " nowhere"),
+        (["watch", "cart", "--fps", "0"], "argument --fps: '0'"),
+        (["watch", "tictactoe", "--env", "tictactoo"], "'tictactoe'"),
+        (["watch", "nothing"], "^menv watch: error: .* nothing "),
+        (["play", "nothing", "--as", "you"], "^menv play: error: .* nothing "),
     ],
 )
 def test_wrong_input_gets_one_line(

@@ -137,17 +137,14 @@ def with_texts(table: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "another Parquet file": (lambda table: table.replace_schema_metadata({}), r"no header of a recording"),
-    "a column less": (lambda table: table.drop_columns(["reward"]), r"it cannot be read \(.*reward"),
-    "another type": (with_texts, r"it cannot be read \(.*string"),
-    "a newer version": (
-        with_header(b'"menv_episodes": 1', b'"menv_episodes": 2'),
-        r"format version 2, expected 1; read it with the version of menv that wrote it",
-    ),
-    "a damaged header": (with_header(b'"box"', b'"boy"'), r"its header is damaged"),
-    "a reward without end": (changed(reward=[float("nan")]), r"a reward is not finite"),
-    "an unclaimed reward without end": (changed(unclaimed='[["agent0", NaN]]'), r"a reward is not finite"),
-    "deep JSON": (changed(unclaimed="[" * 200_000), r"it cannot be read \(maximum recursion depth"),
+    "another Parquet file": (lambda table: table.replace_schema_metadata({}), "bad.parquet: .*header"),
+    "a column less": (lambda table: table.drop_columns(["reward"]), "bad.parquet: .*reward"),
+    "another type": (with_texts, "bad.parquet: .*string"),
+    "a newer version": (with_header(b'"menv_episodes": 1', b'"menv_episodes": 2'), "bad.parquet: .*version 2"),
+    "a damaged header": (with_header(b'"box"', b'"boy"'), "bad.parquet: .*header"),
+    "a reward without end": (changed(reward=[float("nan")]), "bad.parquet: .*reward"),
+    "an unclaimed reward without end": (changed(unclaimed='[["agent0", NaN]]'), "bad.parquet: .*reward"),
+    "deep JSON": (changed(unclaimed="[" * 200_000), "bad.parquet: .*recursion"),
     "another agent": (changed(agent="b"), r"episode 0: .*'b'"),
     "an action outside": (changed(reward=[1], action=[7], obs=[[0] * 4], t=[0, 1]), r"episode 0, .*got 7"),
     "half a trajectory": (changed(reward=[1]), "episode 0: .* 1 rewards"),
