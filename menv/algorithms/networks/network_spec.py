@@ -67,6 +67,11 @@ class NetworkSpec(Protocol):
         """Return what builds the graphs of a policy on disk."""
         return self.graphs({})
 
+    @property
+    def member(self) -> NetworkSpec | None:
+        """The network of each agent if this one acts for a group of agents, else None."""
+        return None
+
     def trunk(self) -> Trunk | None:
         """Return the layers that policies with other heads may share, None if they cannot."""
         return None

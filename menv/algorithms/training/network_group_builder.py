@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +32,6 @@ from menv.policy_spec import PolicySpec
 from menv.sampling.custom_policies import CustomPolicyStrategy
 from menv.sampling.policy_group import NetworkStrategy, PolicyGroup
 from menv.wrappers.group_agents import STATE_KEY
-
-if TYPE_CHECKING:
-    from menv.algorithms.qmix.network import GroupSpec
 
 
 class FreePolicySlots:
@@ -367,7 +364,8 @@ def member_policy(
     Raises:
         ConfigError: Observations go through connectors, or hold the global state.
     """
-    networks, network = policy.networks, cast("GroupSpec", built.network)
+    networks, network = policy.networks, built.network.member
+    assert network is not None
     observations: Any = networks.observation_space
     actions: Any = networks.action_space
     spec = PolicySpec(observation_space=observations.spaces[0], action_space=actions.spaces[0])
@@ -387,9 +385,9 @@ def member_policy(
         inference="onnx",
     )  # fmt: skip
     trained = policy.get_weights()
-    weights = {name: trained[name] for name in network.member.weight_shapes()}
-    connectors = [_connectors(spec, own, network.member)]
-    alone = _new_group([policy.policy_id], spec, own, network.member, [weights], connectors, policy.seed)
+    weights = {name: trained[name] for name in network.weight_shapes()}
+    connectors = [_connectors(spec, own, network)]
+    alone = _new_group([policy.policy_id], spec, own, network, [weights], connectors, policy.seed)
     found = NetworkPolicy(alone.networks, 0, {}, policy.seed)
     found.explore = policy.explore
     return found
