@@ -42,11 +42,8 @@ class Net(nn.Module):
         return self.policy(features), self.value(features)[:, 0]
 
 
-class Moody(Net):
-    """Does something else when it likes the numbers."""
-
-    def forward(self, obs: Tensor) -> Any:
-        return super().forward(obs if obs.sum() > 0 else -obs)
+# Does something else when it likes the numbers.
+Moody = like(Net, forward=lambda self, obs: Net.forward(self, obs if obs.sum() > 0 else -obs))
 
 
 class Eye(nn.Module):
@@ -231,11 +228,7 @@ class WithBatchNorm(Net):
         self.norm = nn.BatchNorm1d(4)
 
 
-class WithState(Net):
-    def get_initial_state(self) -> list[Any]:
-        return [torch.zeros(3)]
-
-
+WithState = like(Net, get_initial_state=lambda self: [torch.zeros(3)])
 BadState = like(WithState, get_initial_state=lambda self: [torch.zeros(1, 4)])
 
 

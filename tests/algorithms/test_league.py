@@ -18,7 +18,7 @@ from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import LEVELS
 from menv.policy import Policy
 from menv.tracking import Run
-from tests.worlds import Several
+from tests.worlds import Several, like
 
 SMALL: dict[str, Any] = {
     "num_envs_per_worker": 8, "train_batch_size": 256, "sgd_minibatch_size": 128, "num_sgd_iter": 1, "gamma": 1.0,
@@ -65,16 +65,13 @@ class Duel(Several):
         return {"wolf_0": won / 2, "wolf_1": won / 2, "sheep": -won}
 
 
-class Late(Several):
-    """Two agents, five env steps; with `late`, "b" appears at the third one."""
-
-    length = 5
-
-    def shown(self) -> Any:
-        return "a" if self.config["late"] and self.at < 2 else "ab"
-
-    def pay(self, actions: Any) -> Any:
-        return {"a": 1.0}
+# Two agents, five env steps; with `late`, "b" appears at the third one.
+Late = like(
+    Several,
+    length=5,
+    shown=lambda self: "a" if self.config["late"] and self.at < 2 else "ab",
+    pay=lambda self, actions: {"a": 1.0},
+)
 
 
 def wolves(**changes: Any) -> PPO:

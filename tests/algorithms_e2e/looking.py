@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from menv import Episode, Policy, SampleBatch
 from menv.algorithms import PPOPolicy
+from tests.worlds import like
 
 Others = Mapping[Any, SampleBatch] | None
 
@@ -36,11 +37,8 @@ def watching(*, base: type[Policy] = PPOPolicy) -> tuple[type[Policy], list[Any]
     return Watch, seen
 
 
-class OwnLoss(PPOPolicy):
-    """Writes its loss itself, and calls PPO's."""
-
-    def loss(self, batch: Any) -> Any:
-        return self.ppo_loss(batch)
+# Writes its loss itself, and calls PPO's.
+OwnLoss = like(PPOPolicy, loss=lambda self, batch: self.ppo_loss(batch))
 
 
 class WithCritic(PPOPolicy):

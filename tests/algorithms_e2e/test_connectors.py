@@ -20,7 +20,7 @@ from menv.connectors import (
     MeanStdObservationFilterAgentConnector,
 )
 from menv.sample_batch import SampleBatch
-from tests.worlds import Alone, Several
+from tests.worlds import Alone, Several, like
 
 Column = npt.NDArray[Any]
 NEXT_OBS = SampleBatch.NEXT_OBS
@@ -46,19 +46,15 @@ class Counts(Alone):
         return float(self.at)
 
 
-class Pair(Several):
-    """ "b" counts ten times as fast, dies early and comes back."""
-
-    observation_space, length = SPREAD, 9
-
-    def shown(self) -> Any:
-        return "a" if self.at == 4 else "ab"
-
-    def dead(self, actions: Any) -> Any:
-        return "b" if self.at == 3 else ""
-
-    def see(self, agent: str) -> Any:
-        return np.full(2, self.at * (1 if agent == "a" else 10), np.float32)
+# "b" counts ten times as fast, dies early and comes back.
+Pair = like(
+    Several,
+    observation_space=SPREAD,
+    length=9,
+    shown=lambda self: "a" if self.at == 4 else "ab",
+    dead=lambda self, actions: "b" if self.at == 3 else "",
+    see=lambda self, agent: np.full(2, self.at * (1 if agent == "a" else 10), np.float32),
+)
 
 
 def filter_of(algo: Any, policy_id: str = "default_policy") -> MeanStdObservationFilterAgentConnector:

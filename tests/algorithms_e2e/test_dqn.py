@@ -14,7 +14,7 @@ from menv.errors import ConfigError
 from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to, weights_of
 from tests.algorithms_e2e.test_ppo_spaces import Spaces
 from tests.inside import learner
-from tests.worlds import Alone
+from tests.worlds import Alone, like
 
 QUICK: dict[str, Any] = {
     "num_envs_per_worker": 8,
@@ -96,10 +96,8 @@ def test_ppo_and_dqn_policies_train_side_by_side() -> None:
         assert result["num_env_steps_sampled_this_iter"] == 512
 
 
-class Endless(Duo):
-    """Its episodes never end."""
-
-    length = 0
+# Its episodes never end.
+Endless = like(Duo, length=0)
 
 
 def rewards_a_target(algo: Any, policy_id: str) -> set[int]:

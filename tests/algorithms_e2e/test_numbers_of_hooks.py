@@ -10,7 +10,7 @@ import pytest
 
 from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO, Algorithm
-from tests.worlds import Alone
+from tests.worlds import Alone, like
 
 
 class Writes(DefaultCallbacks):
@@ -58,13 +58,8 @@ class Pays(gym.RewardWrapper[Any, Any]):
         return float(self._pay)
 
 
-class Larger(Alone):
-    """Pays more than a float32 holds, once in eight steps."""
-
-    length = 8
-
-    def pay(self, action: Any) -> float:
-        return 1e39 if self.at == 4 else 1.0
+# Pays more than a float32 holds, once in eight steps.
+Larger = like(Alone, length=8, pay=lambda self, action: 1e39 if self.at == 4 else 1.0)
 
 
 MEMORY = {"model": {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4]}}

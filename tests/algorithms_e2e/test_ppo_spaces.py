@@ -12,7 +12,7 @@ from menv import PolicySpec
 from menv.algorithms import PPO
 from tests.algorithms_e2e.looking import watching
 from tests.algorithms_e2e.test_ppo import tiny
-from tests.worlds import Alone, Several
+from tests.worlds import Alone, Several, like
 
 
 class Spaces(Alone):
@@ -126,20 +126,16 @@ def test_box_actions_are_scaled_for_the_environment_and_kept_raw_in_the_batch() 
     assert own.min() < 0
 
 
-class Alternating(Several):
-    """Two agents take turns, "a" first; an episode has 20 of them."""
-
-    observation_space = gym.spaces.Box(-1.0, 1.0, (2, 3), np.float32)
-    action_space, length = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), 20
-
-    def shown(self) -> Any:
-        return "ab"[self.at % 2]
-
-    def see(self, agent: str) -> Any:
-        return np.full((2, 3), self.at / 20, np.float32)
-
-    def pay(self, actions: Any) -> Any:
-        return dict.fromkeys(actions, 1.0)
+# Two agents take turns, "a" first; an episode has 20 of them.
+Alternating = like(
+    Several,
+    observation_space=gym.spaces.Box(-1.0, 1.0, (2, 3), np.float32),
+    action_space=gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
+    length=20,
+    shown=lambda self: "ab"[self.at % 2],
+    see=lambda self, agent: np.full((2, 3), self.at / 20, np.float32),
+    pay=lambda self, actions: dict.fromkeys(actions, 1.0),
+)
 
 
 @pytest.mark.parametrize("model", [{}, {"use_gru": True, "lstm_cell_size": 4}], ids=["plain", "gru"])

@@ -11,7 +11,7 @@ import pytest
 
 from menv import Policy, local_policy_inference
 from menv.algorithms import PPO, QMIX
-from tests.worlds import Several
+from tests.worlds import Several, like
 
 
 class Cue(Several):
@@ -30,11 +30,8 @@ class Cue(Several):
         return {agent: float(self.at == 3 and action == self.cue) / 2 for agent, action in actions.items()}
 
 
-class Promise(Cue):
-    """The number of the first step is what both are paid in the third one, whatever they do."""
-
-    def pay(self, actions: Any) -> Any:
-        return {agent: float(self.at == 3 and self.cue) for agent in actions}
+# The number of the first step is what both are paid in the third one, whatever they do.
+Promise = like(Cue, pay=lambda self, actions: {agent: float(self.at == 3 and self.cue) for agent in actions})
 
 
 @pytest.mark.parametrize(("model", "least", "most"), [

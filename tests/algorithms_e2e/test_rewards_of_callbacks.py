@@ -11,7 +11,7 @@ import pytest
 from menv import DefaultCallbacks, PolicySpec, SampleBatch
 from menv.algorithms import DQN, PPO, QMIX, PPOPolicy
 from tests.algorithms_e2e.looking import OwnLoss
-from tests.worlds import Several
+from tests.worlds import Several, like
 
 # Other processes would import torch with this file.
 pytestmark = pytest.mark.usefixtures("sent_whole")
@@ -34,10 +34,8 @@ class Threes(Several):
     observation_space, length = gym.spaces.Box(0.0, 3.0, (1,), np.float32), 3
 
 
-class Once(Threes):
-    """One step, which pays 1 to each."""
-
-    length = 1
+# One step, which pays 1 to each.
+Once = like(Threes, length=1)
 
 
 def team(context: Any) -> Any:

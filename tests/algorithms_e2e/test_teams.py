@@ -129,28 +129,21 @@ def test_a_critic_of_all_agents_shows_the_code_of_the_own_agent_alone() -> None:
 
 
 def test_agents_that_see_the_same_learn_to_act_differently() -> None:
-    class Apart(Shifts):
-        """One step; a pair is paid if exactly one of them chose 1, and both see the same."""
-
-        possible_agents, length = ("a", "b"), 1
-
-        def shown(self) -> Any:
-            return "ab"
-
-        def see(self, agent: str) -> Any:
-            return np.zeros(2, np.float32)
-
-        def pay(self, actions: Any) -> Any:
-            return dict.fromkeys(actions, float(sorted(actions.values()) == [0, 1]))
-
-        def dead(self, actions: Any) -> Any:
-            return ""
-
+    # One step; a pair is paid if exactly one of them chose 1, and both see the same.
+    apart = like(
+        Shifts,
+        possible_agents=("a", "b"),
+        length=1,
+        shown=lambda self: "ab",
+        see=lambda self, agent: np.zeros(2, np.float32),
+        pay=lambda self, actions: dict.fromkeys(actions, float(sorted(actions.values()) == [0, 1])),
+        dead=lambda self, actions: "",
+    )
     scores = {}
     for agent_ids in (False, True):
         config = {"agent_ids": agent_ids, "num_envs_per_worker": 32, "train_batch_size": 256, "seed": 0,
                   "evaluation_config": {"explore": False}}  # fmt: skip
-        with PPO(env=Apart, config=config) as algo:
+        with PPO(env=apart, config=config) as algo:
             for _ in range(20):
                 algo.train()
             scores[agent_ids] = algo.evaluate()["evaluation"]["episode_reward_mean"]

@@ -12,7 +12,7 @@ from menv.algorithms import PPO
 from menv.errors import ConfigError, ContractError
 from tests.bad_input.broken_envs import Faulty
 from tests.inside import base_env
-from tests.worlds import Alone
+from tests.worlds import Alone, like
 
 ENDLESS = 10**9
 
@@ -23,10 +23,8 @@ def test_one_environment_for_several_sub_environments_is_refused() -> None:
         PPO(env=lambda context: shared, config={"num_envs_per_worker": 2})
 
 
-class Endless(Faulty):
-    """Its episodes never end."""
-
-    length = 0
+# Its episodes never end.
+Endless = like(Faulty, length=0)
 
 
 @pytest.mark.each_value

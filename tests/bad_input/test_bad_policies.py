@@ -18,7 +18,7 @@ from menv.errors import ConfigError, ContractError
 from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to
 from tests.bad_input.broken_envs import checked
 from tests.inside import learner
-from tests.worlds import Alone
+from tests.worlds import Alone, like
 
 SMALL = {"train_batch_size": 16, "sgd_minibatch_size": 16, "num_sgd_iter": 1}
 
@@ -95,11 +95,8 @@ def test_unknown_ids_in_policies_to_train_are_named(trained: Any) -> None:
 
 @pytest.mark.parametrize("answer", [1, np.array(1)], ids=["int", "array"])
 def test_one_action_that_is_in_no_list_is_named(answer: Any) -> None:
-    class One(Policy):
-        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            return answer, [], {}
-
-    multiagent = {"policies": {"p": PolicySpec(policy_class=One)}, "policy_mapping_fn": lambda agent_id: "p"}
+    one = like(Policy, compute_actions=lambda self, obs_batch, *args, **kwargs: (answer, [], {}))
+    multiagent = {"policies": {"p": PolicySpec(policy_class=one)}, "policy_mapping_fn": lambda agent_id: "p"}
     with (
         PPO(env="CartPole-v1", config={**SMALL, "multiagent": multiagent}) as algo,
         pytest.raises(ContractError, match="'p'") as caught,

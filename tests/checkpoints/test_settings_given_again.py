@@ -19,7 +19,7 @@ from menv.envs import TwoStepGame
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.policy_map import PolicyMap
 from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
-from tests.worlds import Alone
+from tests.worlds import Alone, like
 
 TWO: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": by_seat}
 CONFIGS: list[tuple[Any, dict[str, Any]]] = [
@@ -48,10 +48,8 @@ def test_settings_that_json_can_hold_come_back(kind: Any, given: dict[str, Any])
     assert list(found.env_config) == list(config.env_config)
 
 
-class Corridor(Alone):
-    """Ends at once."""
-
-    length = 1
+# Ends at once.
+Corridor = like(Alone, length=1)
 
 
 class Quiet(DefaultCallbacks):

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +13,7 @@ from menv.algorithms import PPO
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.playing import Game, Position
 from tests.playing.hands import SECRET, Hands, OwnHands
-from tests.worlds import Several
+from tests.worlds import Several, like
 
 SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1}
 
@@ -104,28 +104,18 @@ def test_wrong_arguments_get_a_message(run: Path, arguments: dict[str, Any], mes
         Game(run, **arguments)
 
 
-class Throws(Several):
-    """Two agents throw at the same time, twice; "b" is out after the first throw, then one step has no agent."""
-
-    observation_space = gym.spaces.Discrete(4)
-    action_space = gym.spaces.Discrete(2, start=1)
-    metadata: ClassVar[dict[str, Any]] = {
-        "render_modes": [],
-        "action_names": {"a": ["low", "high"], "b": ["left", "right"]},
-    }
-    length = 3
-
-    def shown(self) -> Any:
-        return {2: "", 3: "a"}.get(self.at, "ab")
-
-    def dead(self, actions: Any) -> Any:
-        return "b" if self.at == 1 else ""
-
-    def see(self, agent: Any) -> Any:
-        return self.at
-
-    def pay(self, actions: Any) -> Any:
-        return {"a": 1.0, "b": -0.5 * self.at}
+# Two agents throw at the same time, twice; "b" is out after the first throw, then one step has no agent.
+Throws = like(
+    Several,
+    observation_space=gym.spaces.Discrete(4),
+    action_space=gym.spaces.Discrete(2, start=1),
+    metadata={"render_modes": [], "action_names": {"a": ["low", "high"], "b": ["left", "right"]}},
+    length=3,
+    shown=lambda self: {2: "", 3: "a"}.get(self.at, "ab"),
+    dead=lambda self, actions: "b" if self.at == 1 else "",
+    see=lambda self, agent: self.at,
+    pay=lambda self, actions: {"a": 1.0, "b": -0.5 * self.at},
+)
 
 
 def test_agents_that_act_together_choose_one_after_another_the_person_first(tmp_path: Path) -> None:

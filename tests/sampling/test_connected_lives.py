@@ -15,7 +15,7 @@ from menv.connectors import (
     FrameStackAgentConnector,
     register_connector,
 )
-from tests.worlds import Several
+from tests.worlds import Several, like
 
 
 class OwnFrames(FrameStackAgentConnector):
@@ -100,14 +100,12 @@ class Doubles(AgentConnector):
         return ac_data
 
 
-class Pays(Returns):
-    """Every agent that acted is paid 1; the last step shows nothing."""
-
-    def shown(self) -> Any:
-        return [] if self.at == 8 else super().shown()
-
-    def pay(self, actions: Any) -> Any:
-        return dict.fromkeys(actions, 1.0)
+# Every agent that acted is paid 1; the last step shows nothing.
+Pays = like(
+    Returns,
+    shown=lambda self: [] if self.at == 8 else Returns.shown(self),
+    pay=lambda self, actions: dict.fromkeys(actions, 1.0),
+)
 
 
 def test_a_reward_is_changed_even_if_a_trajectory_ends_without_a_last_observation() -> None:

@@ -15,7 +15,7 @@ from menv.algorithms import PPO
 from menv.errors import ContractError, MenvError
 from menv.policy import Policy
 from tests.bad_input.broken_envs import checked
-from tests.worlds import Several
+from tests.worlds import Several, like
 
 AGENTS = ["day", "night", "guest"]
 LENGTH = 13
@@ -265,11 +265,8 @@ def test_states_and_fetches_are_columns_of_the_batch(workers: int) -> None:
     assert rows > 40
 
 
-class DictState(Diary):
-    """Keeps its state in a dict."""
-
-    def get_initial_state(self) -> Any:
-        return {"h": np.zeros(2)}
+# Keeps its state in a dict.
+DictState = like(Diary, get_initial_state=lambda self: {"h": np.zeros(2)})
 
 
 class DictReturned(Diary):

@@ -14,7 +14,7 @@ from menv.errors import ContractError, MenvError
 from menv.multi_agent_env import AgentDict
 from tests.bad_input.broken_envs import SMALL, checked
 from tests.contract.scripted import SixDicts
-from tests.worlds import Several
+from tests.worlds import Several, like
 
 OWN = gym.spaces.Box(-100.0, 100.0, (1,), np.float32)
 BOTH = gym.spaces.Box(-100.0, 100.0, (2,), np.float32)
@@ -74,19 +74,15 @@ def test_rows_and_last_observations_hold_what_the_function_shows(leaves: int) ->
                 np.testing.assert_array_equal(part["new_obs"][:, 1], np.where(there, -sign * after, 50.0))
 
 
-class Relay(Several):
-    """ "a" leaves at step 2, when nobody is asked; "b" is asked from step 3 on."""
-
-    observation_space, length = OWN, 5
-
-    def shown(self) -> Any:
-        return ["a"] if self.at < 3 else ["b"]
-
-    def dead(self, actions: Any) -> Any:
-        return ["a"] if self.at == 2 else []
-
-    def pay(self, actions: Any) -> Any:
-        return {}
+# "a" leaves at step 2, when nobody is asked; "b" is asked from step 3 on.
+Relay = like(
+    Several,
+    observation_space=OWN,
+    length=5,
+    shown=lambda self: ["a"] if self.at < 3 else ["b"],
+    dead=lambda self, actions: ["a"] if self.at == 2 else [],
+    pay=lambda self, actions: {},
+)
 
 
 def own_base_env(context: Any) -> SixDicts:

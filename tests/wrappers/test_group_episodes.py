@@ -13,7 +13,7 @@ from menv.base_env import ALL
 from menv.episode import MEMBER_REWARDS
 from menv.multi_agent_env import AgentDict
 from tests.contract.scripted import Moment, ScriptedEnv, seen
-from tests.worlds import Several
+from tests.worlds import Several, like
 from tests.wrappers.groups import BOTH, DEATH, playing, steps_of
 
 
@@ -73,23 +73,17 @@ def test_a_member_that_has_not_appeared_is_a_blank_and_is_sent_no_action() -> No
     assert game.complaints == []
 
 
-class Fading(Several):
-    """ "a" ends after the first step, "c" comes after it; everybody is shown the state of the whole, the step."""
-
-    possible_agents, length = tuple("abc"), 3
-    observation_space = gym.spaces.Dict(dict.fromkeys(("obs", "state"), gym.spaces.Box(0.0, 9.0, (1,))))
-
-    def shown(self) -> Any:
-        return ("ab", "b", "bc", "bc")[self.at]
-
-    def see(self, agent: str) -> Any:
-        return dict.fromkeys(("obs", "state"), np.full(1, self.at + 1, np.float32))
-
-    def pay(self, actions: Any) -> Any:
-        return {}
-
-    def dead(self, actions: Any) -> Any:
-        return "a" if self.at == 1 else ""
+# "a" ends after the first step, "c" comes after it; everybody is shown the state of the whole, the step.
+Fading = like(
+    Several,
+    possible_agents=tuple("abc"),
+    length=3,
+    observation_space=gym.spaces.Dict(dict.fromkeys(("obs", "state"), gym.spaces.Box(0.0, 9.0, (1,)))),
+    shown=lambda self: ("ab", "b", "bc", "bc")[self.at],
+    see=lambda self, agent: dict.fromkeys(("obs", "state"), np.full(1, self.at + 1, np.float32)),
+    pay=lambda self, actions: {},
+    dead=lambda self, actions: "a" if self.at == 1 else "",
+)
 
 
 def test_the_global_state_continues_for_members_that_are_absent() -> None:

@@ -16,7 +16,7 @@ from menv.algorithms import PPO
 from menv.envs import TicTacToe
 from menv.wrappers import RecordEpisodes
 from tests.checkpoints.test_full_disk import no_file_larger_than
-from tests.worlds import Alone, Several
+from tests.worlds import Alone, Several, like
 
 SPACE, CHOICE = gym.spaces.Box(0.0, 1.0, (1,), np.float32), gym.spaces.Discrete(2)
 SHOWN = np.zeros(1, np.float32)
@@ -48,16 +48,10 @@ class Bar(Several):
         self.closed = True
 
 
-class SoloBar(Alone):
-    """The same for one agent, as gymnasium has it."""
-
-    observation_space, length = SPACE, 4
-
-    def see(self) -> Any:
-        return SHOWN
-
-    def render(self) -> Any:
-        return bar(self.at)
+# The same for one agent, as gymnasium has it.
+SoloBar = like(
+    Alone, observation_space=SPACE, length=4, see=lambda self: SHOWN, render=lambda self: bar(self.at)
+)
 
 
 def bar(length: int) -> npt.NDArray[np.uint8]:
