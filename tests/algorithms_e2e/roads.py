@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv.multi_agent_env import MultiAgentEnv
+from tests.worlds import Alone, Several
 
 S = gym.spaces
 SEEN = S.Box(-1.0, 1.0, (2,), np.float32)
@@ -15,49 +15,43 @@ DRIVE = S.Dict({"brake": S.Discrete(3), "steer": S.Box(-2.0, 2.0, (1,), np.float
 LENGTH = 20
 
 
-class Road(gym.Env[Any, Any]):
+class Road(Alone):
     """Pays up to 1 a step for steering as the road bends and braking at a red light; choice 2 never pays.
 
     Args:
         config: `mask`, the form of the mask that forbids choice 2: "flat", "dict", or None for no mask.
     """
 
-    action_space = DRIVE
+    action_space, length = DRIVE, LENGTH
 
     def __init__(self, config: Any = None) -> None:
-        self.form = (config or {}).get("mask")
+        super().__init__(config)
+        self.form = self.config.get("mask")
         masked = S.Dict({"action_mask": S.MultiBinary(3), "observations": SEEN})
         self.observation_space: Any = SEEN if self.form is None else masked
 
     def see(self) -> Any:
         """Return the next bend and light."""
-        self.bend, self.red = self.rng.uniform(-1, 1), bool(self.rng.integers(2))
+        self.bend, self.red = self.np_random.uniform(-1, 1), bool(self.np_random.integers(2))
         seen = np.array([self.bend, 1 if self.red else -1], np.float32)
         flags = np.array([1, 1, 0], np.int8)
         mask = {"steer": None, "brake": flags} if self.form == "dict" else flags
         return seen if self.form is None else {"action_mask": mask, "observations": seen}
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin anew."""
-        self.rng, self.at = np.random.default_rng(seed), 0
-        return self.see(), {}
-
-    def step(self, action: Any) -> Any:
-        """Drive on."""
+    def pay(self, action: Any) -> float:
         assert DRIVE.contains(action), action
         assert self.form is None or action["brake"] < 2
-        self.at += 1
         right = action["brake"] == int(self.red)
-        paid = max(0.0, 1.0 - abs(float(action["steer"][0]) - self.bend)) if right else 0.0
-        return self.see(), paid, self.at == LENGTH, False, {}
+        return max(0.0, 1.0 - abs(float(action["steer"][0]) - self.bend)) if right else 0.0
 
 
-class Convoy(MultiAgentEnv):
+class Convoy(Several):
     """Two cars on roads of their own; one acts in a Tuple, and rests every other step."""
 
+    possible_agents, length = ("car", "truck"), LENGTH
+
     def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["car", "truck"]
+        super().__init__(config)
         self.roads = {agent: Road(config) for agent in self.possible_agents}
         self.observation_spaces = {agent: road.observation_space for agent, road in self.roads.items()}
         self.action_spaces = {
@@ -65,26 +59,24 @@ class Convoy(MultiAgentEnv):
         }  # fmt: skip
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin anew."""
-        self.at = 0
-        return {agent: road.reset(seed=seed)[0] for agent, road in self.roads.items()}, {}
+        for road in self.roads.values():
+            road.reset(seed=seed)
+        return super().reset(seed=seed)
 
-    def step(self, action_dict: Any) -> Any:
-        """Drive on."""
-        self.at += 1
-        acted = {}
-        for agent, action in action_dict.items():
-            assert self.get_action_space(agent).contains(action), action
-            if agent == "truck":
-                action = {"steer": action[0], "brake": action[1] - 4}
-            acted[agent] = self.roads[agent].step(action)
-        over = self.at == LENGTH
-        obs = {
-            agent: road.see()
-            for agent, road in self.roads.items()
-            if agent == "car" or self.at % 2 == 0 or over
-        }
-        return obs, {agent: one[1] for agent, one in acted.items()}, {"__all__": over}, {"__all__": False}, {}
+    def shown(self) -> Any:
+        return ["car", "truck"][: 1 + (self.at % 2 == 0)]
+
+    def see(self, agent: Any) -> Any:
+        return self.roads[agent].see()
+
+    def pay(self, actions: Any) -> Any:
+        assert all(self.get_action_space(agent).contains(action) for agent, action in actions.items()), (
+            actions
+        )
+        if "truck" in actions:
+            steer, brake, _ = actions["truck"]
+            actions = {**actions, "truck": {"steer": steer, "brake": brake - 4}}
+        return {agent: self.roads[agent].pay(action) for agent, action in actions.items()}
 
 
 BY_CAR: dict[str, Any] = {

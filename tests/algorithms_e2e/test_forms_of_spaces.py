@@ -15,9 +15,9 @@ from menv import PolicySpec, check_env
 from menv.algorithms import PPO
 from menv.base_env import ALL, AgentId
 from menv.errors import ConfigError
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.multi_agent_env import AgentDict
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
-from tests.worlds import Alone, like
+from tests.worlds import Alone, Several, like
 
 UNIT, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
 SEEN: dict[str, gym.Space[Any]] = {"car": UNIT, "light": spaces.Discrete(4)}
@@ -28,12 +28,16 @@ SMALL = {
 }  # fmt: skip
 
 
-class Crossing(MultiAgentEnv):
+class Crossing(Several):
     """A car and a light; an episode takes 4 env steps, each of which pays 2. Subclasses declare the spaces."""
 
+    possible_agents: Any = ()
+    observation_space: Any = None
+    action_space: Any = None
+    length = 4
+
     def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.resets = 0
+        super().__init__(config)
         self.declare()
 
     def declare(self) -> None:
@@ -44,16 +48,13 @@ class Crossing(MultiAgentEnv):
     def observe(self) -> AgentDict:
         return {"car": np.zeros(3, np.float32), "light": 3}
 
-    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-        self.resets += 1
-        self.at = 0
+    def reset(self, **kwargs: Any) -> Any:
         self.find_out()
-        return self.observe(), {}
+        return super().reset(**kwargs)
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        assert all(DONE[agent].contains(action) for agent, action in action_dict.items())
-        self.at += 1
-        return self.observe(), dict.fromkeys(SEEN, 1.0), {ALL: self.at == 4}, {ALL: False}, {}
+    def pay(self, actions: Any) -> Any:
+        assert all(DONE[agent].contains(action) for agent, action in actions.items())
+        return dict.fromkeys(SEEN, 1.0)
 
 
 class InDictSpaces(Crossing):
@@ -187,20 +188,17 @@ def test_spaces_of_generated_agents_are_those_of_the_first_reset(interface: str)
         assert algo.get_policy().observation_space == spaces.Box(0.0, 1.0, (4,))
 
 
-class OfSeveral(gym.Env[Any, Any]):
+class OfSeveral(Alone):
     """Steps return dicts by agent."""
 
     observation_space: Any = UNIT
-    action_space: Any = TWO
+    length = 0
 
-    def __init__(self, config: Any = None) -> None: ...
-
-    def reset(self, **kwargs: Any) -> Any:
-        return dict.fromkeys("ab", np.zeros(3, np.float32)), {}
+    def see(self) -> Any:
+        return dict.fromkeys("ab", np.zeros(3, np.float32))
 
     def step(self, action: Any) -> Any:
-        obs = dict.fromkeys("ab", np.zeros(3, np.float32))
-        return obs, dict.fromkeys("ab", 1.0), {ALL: False}, {ALL: False}, {}
+        return self.see(), dict.fromkeys("ab", 1.0), {ALL: False}, {ALL: False}, {}
 
 
 DERIVE = "derive a class of several agents, whose steps return dicts by agent, from menv.MultiAgentEnv"
@@ -214,12 +212,12 @@ DERIVE = "derive a class of several agents, whose steps return dicts by agent, f
 def test_a_class_of_several_agents_below_gymnasium_is_refused_when_the_algorithm_is_built(
     observed: Any, acted: Any
 ) -> None:
-    class Several(OfSeveral):
+    class Team(OfSeveral):
         observation_space, action_space = staticmethod(observed) if callable(observed) else observed, acted
 
     with pytest.raises(ConfigError, match=DERIVE):
-        PPO(env=Several, config=SMALL)
-    assert [finding.code for finding in check_env(Several)] == ["ME007"]
+        PPO(env=Team, config=SMALL)
+    assert [finding.code for finding in check_env(Team)] == ["ME007"]
 
 
 @pytest.mark.parametrize("where", ["spec", "config", "of each agent"])

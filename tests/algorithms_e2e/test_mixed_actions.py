@@ -14,8 +14,8 @@ from menv.algorithms import DQN, PPO, QMIX
 from menv.algorithms.algorithm import Algorithm
 from menv.checking import check_env
 from menv.errors import ConfigError
-from menv.multi_agent_env import MultiAgentEnv
 from tests.algorithms_e2e.roads import BY_CAR, DRIVE, SEEN, Convoy, Road
+from tests.worlds import Several, like
 
 FAST: dict[str, Any] = {
     "train_batch_size": 1000, "sgd_minibatch_size": 100, "num_sgd_iter": 10, "num_envs_per_worker": 10, "lr": 1e-2,
@@ -146,14 +146,8 @@ def test_value_based_algorithms_refuse_mixed_actions(algorithm: type[Algorithm])
         algorithm(env=env)
 
 
-class Twins(MultiAgentEnv):
-    """Two agents that drive alike."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.observation_spaces = dict.fromkeys("ab", SEEN)
-        self.action_spaces = dict.fromkeys("ab", DRIVE)
+# Two agents that drive alike.
+Twins = like(Several, observation_space=SEEN, action_space=DRIVE)
 
 
 def test_the_checker_names_a_mask_of_parts_that_does_not_fit() -> None:

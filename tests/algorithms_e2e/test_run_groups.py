@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import MultiAgentEnv, Policy, VectorMultiAgentEnv, local_policy_inference
+from menv import Policy, VectorMultiAgentEnv, local_policy_inference
 from menv.algorithms import PPO, QMIX
 from menv.cli.main import main
 from menv.envs import TwoStepGame
@@ -18,6 +18,7 @@ from menv.errors import ConfigError, ContractError
 from menv.playing.game import Game
 from menv.tracking import Run
 from tests.algorithms_e2e.test_qmix import GROUP, QUICK
+from tests.worlds import Several
 
 NO_EXPLORATION = {"evaluation_duration": 4, "evaluation_config": {"explore": False}}
 PROCESSES = {"engine": "process", "num_envs_per_worker": 2, "rollout_fragment_length": 4}
@@ -75,33 +76,20 @@ def test_a_member_acts_alone_as_it_does_in_its_group(env: Any, tmp_path: Path) -
         assert sum(game.advance().returns.values()) == score
 
 
-class Kinds(MultiAgentEnv):
+SIZES = {"scout_0": 1, "scout_1": 1, "tower": 2}
+
+
+class Kinds(Several):
     """Two scouts that see one number, and a tower that sees two: for two steps each is paid its action."""
 
-    def __init__(self, config: Any = None) -> None:
-        sizes = {"scout_0": 1, "scout_1": 1, "tower": 2}
-        self.possible_agents = [*sizes]
-        self.observation_spaces = {one: gym.spaces.Box(0, 1, (size,)) for one, size in sizes.items()}
-        self.action_spaces = dict.fromkeys(sizes, gym.spaces.Discrete(2))
+    possible_agents, length = tuple(SIZES), 2
+    observation_spaces = {one: gym.spaces.Box(0, 1, (size,)) for one, size in SIZES.items()}  # noqa: RUF012
 
-    def observe(self) -> Any:
-        sizes = ((one, self.get_observation_space(one).shape) for one in self.possible_agents)
-        return {one: np.full(size or (), self.at, np.float32) for one, size in sizes}
+    def shown(self) -> Any:
+        return self.possible_agents if self.at < 2 else ()
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.at = 0
-        return self.observe(), {}
-
-    def step(self, action_dict: Any) -> Any:
-        self.at += 1
-        rewards = {one: float(action) for one, action in action_dict.items()}
-        return (
-            self.observe() if self.at < 2 else {},
-            rewards,
-            {"__all__": self.at == 2},
-            {"__all__": False},
-            {},
-        )
+    def pay(self, actions: Any) -> Any:
+        return {one: float(action) for one, action in actions.items()}
 
 
 def test_the_command_trains_a_policy_for_each_group_and_a_game_finds_the_one_of_each_member(

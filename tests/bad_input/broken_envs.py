@@ -11,7 +11,7 @@ import pytest
 
 from menv.algorithms import PPO
 from menv.errors import MenvError
-from tests.worlds import Alone, Several
+from tests.worlds import Alone, InStep, Several
 
 UNIT: Any = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 GOOD = np.zeros(3, np.float32)
@@ -53,6 +53,13 @@ class FaultyGym(Alone):
 
     def see(self) -> Any:
         return GOOD
+
+
+class Handwritten(InStep):
+    """Two of them in step; subclasses break one thing."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__([FaultyGym(), FaultyGym()])
 
 
 SMALL: dict[str, Any] = {

@@ -13,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv
 from menv import VectorEnv, to_base_env
 from menv.algorithms import PPO
 from menv.errors import ConfigError, ContractError
-from tests.bad_input.broken_envs import GOOD, SMALL, UNIT, FaultyGym, checked, refusal, told
+from tests.bad_input.broken_envs import GOOD, SMALL, UNIT, FaultyGym, Handwritten, checked, refusal, told
 from tests.worlds import like
 
 TWO = gym.spaces.Discrete(2)
@@ -60,26 +60,6 @@ def test_an_invalid_number_of_environments_is_refused(num_envs: Any) -> None:
 def test_missing_environments_need_make_env() -> None:
     assert "make_env" in told(lambda: VectorEnv.vectorize_gym_envs(num_envs=2), ConfigError)
     assert "make_env" in told(lambda: VectorEnv.vectorize_gym_envs(None, [Noting()], num_envs=2), ConfigError)
-
-
-class Handwritten(VectorEnv):
-    """Two worlds, an episode of five steps each; subclasses break one thing."""
-
-    def __init__(self, context: Any = None) -> None:
-        super().__init__(UNIT, TWO, 2)
-        self.at = [0, 0]
-
-    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
-        self.at = [0, 0]
-        return [GOOD, GOOD], [{}, {}]
-
-    def reset_at(self, index: Any = None, *, seed: Any = None, options: Any = None) -> Any:
-        self.at[index or 0] = 0
-        return GOOD, {}
-
-    def vector_step(self, actions: Any) -> Any:
-        self.at = [at + 1 for at in self.at]
-        return [GOOD] * 2, [1.0] * 2, [at == 5 for at in self.at], [False] * 2, [{}, {}]
 
 
 def test_a_handwritten_environment_trains() -> None:

@@ -10,8 +10,8 @@ import pytest
 from menv.base_env import ALL
 from menv.checking import check_env
 from menv.checking.codes import Finding
-from tests.bad_input.broken_envs import UNIT, Faulty, FaultyGym
-from tests.checking.test_kinds import Batch, Lists, Own
+from tests.bad_input.broken_envs import UNIT, Faulty, FaultyGym, Handwritten
+from tests.checking.test_kinds import Batch, Own
 
 
 class Party(Faulty):
@@ -104,7 +104,7 @@ KINDS = {
     "gym": (FaultyGym, "reset", "step"),
     "agents": (Faulty, "reset", "step"),
     "batch": (Batch, "reset", "step"),
-    "lists": (Lists, "vector_reset", "vector_step"),
+    "lists": (Handwritten, "vector_reset", "vector_step"),
 }  # fmt: skip
 
 

@@ -187,28 +187,6 @@ def test_a_mask_under_another_name_is_found(flags: gym.Space[Any]) -> None:
     assert "obs['state']['avail_actions']" in found.message
 
 
-class Lists(VectorEnv):
-    def __init__(self, context: Any = None) -> None:
-        super().__init__(UNIT, gym.spaces.Discrete(2), 2)
-        self.at = [0, 0]
-
-    def look(self) -> Any:
-        return np.zeros(3, np.float32)
-
-    def vector_reset(self, *, seeds: Any = None, options: Any = None) -> Any:
-        self.at = [0, 0]
-        return [self.look(), self.look()], [{}, {}]
-
-    def reset_at(self, index: Any = None, *, seed: Any = None, options: Any = None) -> Any:
-        self.at[index] = 0
-        return self.look(), {}
-
-    def vector_step(self, actions: Any) -> Any:
-        self.at = [self.at[0] + 1, self.at[1] + 1]
-        over = [self.at[0] == 3, self.at[1] == 4]
-        return [self.look(), self.look()], [1.0, 1.0], over, [False, False], [{}, {}]
-
-
 def test_an_environment_in_table_form_is_right() -> None:
     make = {"gym": lambda index: gym.make("CartPole-v1"), "agents": lambda index: TicTacToe({})}
     for kind in make.values():

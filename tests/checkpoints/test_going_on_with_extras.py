@@ -13,9 +13,8 @@ import torch
 
 from menv import Policy, PolicySpec
 from menv.algorithms import DQN, PPO, Algorithm, PPOPolicy
-from menv.base_env import ALL
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, resumed_twice, trained, weights_of
+from tests.worlds import Several
 
 SOON = {"num_steps_sampled_before_learning_starts": 10, "training_intensity": 4}
 SHARED = {"fcnet_hiddens": [16], "shared_layers": "trunk"}
@@ -53,30 +52,29 @@ class OwnLoss(PPOPolicy):
         return total + self.modules["extra"](torch.ones(1, 3)).pow(2).sum(), told
 
 
-class Pausing(MultiAgentEnv):
+class Pausing(Several):
     """Agents that pause, are paid while they do, and die; one has a tuple for an id."""
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["x", "y", ("t", 1)]
-        self.observation_space = gym.spaces.Box(-9.0, 9.0, (2,), np.float32)
-        self.action_space = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiDiscrete([2, 3])))
+    possible_agents, length = ("x", "y", ("t", 1)), 40
+    observation_space = gym.spaces.Box(-9.0, 9.0, (2,), np.float32)
+    action_space = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiDiscrete([2, 3])))
 
-    def seen(self, agents: Sequence[Any]) -> AgentDict:
-        return {agent: self.rng.normal(size=2).clip(-9, 9).astype(np.float32) for agent in agents}
+    def living(self, until: int) -> Any:
+        return [agent for agent in self.possible_agents if agent != "y" or self.at < until]
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[AgentDict, AgentDict]:
-        self.rng, self.at = np.random.default_rng(seed), 0
-        return self.seen(["x"]), {}
+    def observe(self) -> Any:
+        self.acting = [agent for agent in self.living(19) if self.rng.random() < 0.6] if self.at else ["x"]
+        return {agent: self.rng.normal(size=2).clip(-9, 9).astype(np.float32) for agent in self.acting}
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        paid = sum(int(action[0]) + int(action[1].sum()) for action in action_dict.values())
-        live = [agent for agent in self.possible_agents if agent != "y" or self.at < 20]
-        acting = [agent for agent in live if self.rng.random() < 0.6 and (agent != "y" or self.at < 19)]
-        over = {ALL: self.at == 40} | ({"y": True} if self.at == 19 else {})
-        rewards = {agent: float(paid) for agent in live}
-        return self.seen(acting), rewards, over, {ALL: False}, {agent: {"at": self.at} for agent in acting}
+    def pay(self, actions: Any) -> Any:
+        paid = sum(int(action[0]) + int(action[1].sum()) for action in actions.values())
+        return dict.fromkeys(self.living(20), float(paid))
+
+    def dead(self, actions: Any) -> Any:
+        return ["y"] if self.at == 19 else []
+
+    def infos(self) -> Any:
+        return {agent: {"at": self.at} for agent in self.acting}
 
 
 def shown(agent_obs: Any, **kwargs: Any) -> Any:

@@ -10,11 +10,9 @@ import pytest
 
 from menv import PolicySpec
 from menv.algorithms import PPO
-from menv.base_env import ALL
 from menv.errors import MenvError
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.bad_input.broken_envs import SMALL
-from tests.worlds import like
+from tests.worlds import Alone, Several, like
 
 OBS = gym.spaces.Box(-5.0, 5.0, (2,), np.float32)
 WIDE = gym.spaces.Box(-5.0, 5.0, (3,), np.float32)
@@ -23,54 +21,35 @@ GIVEN = {"observation_space": OBS, "action_space": ACTIONS}
 built: list[int] = []
 
 
-class LazyGym(gym.Env[Any, Any]):
-    """Has neither world nor spaces before its first reset."""
+class LazyGym(Alone):
+    """Has no spaces before its first reset."""
 
-    def __init__(self, context: Any) -> None:
-        self.index = context.vector_index
-        self.world: list[int] | None = None
+    observation_space: Any = None
+    action_space: Any = None
+    length = 5
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        if self.world is None:
-            built.append(self.index)
-            self.world = [0]
+    def see(self) -> Any:
+        if (self.episode, self.at) == (0, 0):
+            built.append(self.config.vector_index)
             self.observation_space, self.action_space = OBS, ACTIONS
-        self.world[0] = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert self.world is not None
-        self.world[0] += 1
-        return np.zeros(2, np.float32), 1.0, self.world[0] == 5, False, {}
+        return np.zeros(2, np.float32)
 
 
-class LazyTeam(MultiAgentEnv):
-    """Lists its agents or not, and has no spaces before its first reset."""
+class LazyTeam(Several):
+    """Lists its agents or not, and has no spaces."""
 
-    listed: tuple[str, ...] = ("ann", "bob")
+    possible_agents, observation_space, action_space, length = ("ann", "bob"), None, None, 5
 
-    def __init__(self, context: Any) -> None:
-        super().__init__()
-        self.possible_agents = list(self.listed)
-        self.index = context.vector_index
-        self.at = -1
-
-    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-        if self.at < 0:
-            built.append(self.index)
-        self.at = 0
-        return self.observe(), {}
-
-    def observe(self) -> AgentDict:
+    def observe(self) -> Any:
+        if (self.episode, self.at) == (0, 0):
+            built.append(self.config.vector_index)
         return {"ann": np.zeros(2, np.float32), "bob": np.zeros(3, np.float32)}
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        self.at += 1
-        return self.observe(), {"ann": 1.0, "bob": 2.0}, {ALL: self.at == 5}, {ALL: False}, {}
+    def pay(self, actions: Any) -> Any:
+        return {"ann": 1.0, "bob": 2.0}
 
 
-SilentTeam = like(LazyTeam, listed=())
+SilentTeam = like(LazyTeam, possible_agents=())
 
 
 @pytest.fixture(autouse=True)

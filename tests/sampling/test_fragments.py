@@ -15,8 +15,7 @@ from gymnasium.wrappers.vector import DictInfoToList
 
 from menv import RandomPolicy, to_base_env
 from menv.algorithms import PPO
-from menv.base_env import ALL
-from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.multi_agent_env import AgentDict, StepDicts
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch, TrajectorySlices
 from menv.sampling import crash_record
@@ -28,7 +27,7 @@ from menv.sampling.sampler import Sampler
 from tests.contract.scripted import SOLO, SoloGym
 from tests.inside import base_env
 from tests.sampling.reference_envs import RoundRobin, Together
-from tests.worlds import Alone
+from tests.worlds import Alone, Several
 
 
 def policy_group(policy_ids: list[str], observation_space: Any, action_space: Any) -> PolicyGroup:
@@ -248,38 +247,25 @@ MOST_BLOCKS_AN_AGENT = 1.0
 MOST_MEGABYTES = 32.0
 
 
-class Mayflies(MultiAgentEnv):
+class Mayflies(Several):
     """A queen that stays, and ten flies that live for one step; all with new ids, or two swarms in turn."""
 
-    born = 0
+    possible_agents, length = ("queen", "fly_0"), EPISODE
+    observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
+    born, flies = 0, list[str]()
 
-    def __init__(self, context: Any) -> None:
-        super().__init__()
-        self.possible_agents = ["queen", "fly_0"]
-        self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-        self.new_ids: bool = context["new_ids"]
-        self.flies: list[str] = []
-        self.at = 0
+    def pay(self, actions: Any) -> Any:
+        assert set(actions) == {"queen", *self.flies}
+        return {"queen": 1.0, **dict.fromkeys(self.flies, 2.0)}
 
-    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
-        self.at = 0
-        return {"queen": OBS, **self.hatch()}, {}
+    def dead(self, actions: Any) -> Any:
+        return self.flies
 
-    def step(self, action_dict: AgentDict) -> StepDicts:
-        assert set(action_dict) == {"queen", *self.flies}
-        self.at += 1
-        over = self.at == EPISODE
-        gone = dict.fromkeys(self.flies, True)
-        rewards: AgentDict = {"queen": 1.0, **dict.fromkeys(self.flies, 2.0)}
-        obs: AgentDict = {"queen": OBS} if over else {"queen": OBS, **self.hatch()}
-        return obs, rewards, {**gone, ALL: over}, {ALL: False}, {}
-
-    def hatch(self) -> AgentDict:
-        first = Mayflies.born if self.new_ids else SWARM * (self.at % 2)
-        Mayflies.born += SWARM
-        self.flies = [f"fly_{first + number}" for number in range(SWARM)]
-        return dict.fromkeys(self.flies, OBS)
+    def observe(self) -> Any:
+        first = Mayflies.born if self.config["new_ids"] else SWARM * (self.at % 2)
+        Mayflies.born += SWARM * (self.at < EPISODE)
+        self.flies = [f"fly_{first + number}" for number in range(SWARM)] if self.at < EPISODE else []
+        return dict.fromkeys(["queen", *self.flies], OBS)
 
 
 def megabytes() -> float:

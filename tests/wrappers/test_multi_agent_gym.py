@@ -15,7 +15,7 @@ from menv.base_env import ALL, COMMON
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.registry import make_env
 from menv.wrappers import MultiAgentGym
-from tests.worlds import like
+from tests.worlds import Alone, like
 
 BOX = gym.spaces.Box(0.0, 99.0, (1,), np.float32)
 Step = tuple[Any, Any, Any, Any, Any]
@@ -54,23 +54,20 @@ def wrapped(*steps: Any) -> MultiAgentGym:
     return env
 
 
-class Foragers(gym.Env[Any, Any]):
-    """Each of n agents earns its action; the episode ends after 4 steps."""
+class Foragers(Alone):
+    """Each of three agents earns its action; the episode ends after 4 steps."""
 
-    def __init__(self, count: int = 3) -> None:
-        self.observation_space = gym.spaces.Tuple((BOX,) * count)
-        self.action_space = gym.spaces.Tuple((gym.spaces.Discrete(3),) * count)
-        self.count, self.time = count, 0
+    observation_space, length = gym.spaces.Tuple((BOX,) * 3), 4
+    action_space = gym.spaces.Tuple((gym.spaces.Discrete(3),) * 3)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.time = 0
-        return seen(*[0.0] * self.count), {}
+    def see(self) -> Any:
+        return seen(*[float(self.at)] * 3)
 
-    def step(self, action: Any) -> Any:
-        self.time += 1
-        rewards = [int(chosen) for chosen in action]
-        return seen(*[float(self.time)] * self.count), rewards, self.time >= 4, False, {"time": self.time}
+    def pay(self, action: Any) -> Any:
+        return [int(chosen) for chosen in action]
+
+    def info(self) -> Any:
+        return {"time": self.at}
 
 
 def test_places_are_agents_with_different_spaces() -> None:
@@ -186,8 +183,7 @@ def test_a_multi_agent_environment_passed_as_single_agent_is_pointed_to_the_wrap
 
 
 def test_an_environment_that_counts_its_agents_is_wrapped_without_being_asked() -> None:
-    counted = like(Foragers, n_agents=3)
-    assert isinstance(make_env(counted), MultiAgentGym)
+    assert isinstance(make_env(like(Foragers, n_agents=3)), MultiAgentGym)
     # A Tuple of as many parts as there are agents is needed: of these, one agent acts on all parts.
-    assert isinstance(make_env(lambda context: counted(count=2)), counted)
+    assert isinstance(make_env(like(Foragers, n_agents=2)), Foragers)
     assert isinstance(make_env(Foragers), Foragers)
