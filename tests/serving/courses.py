@@ -15,10 +15,9 @@ import pytest
 
 from menv.algorithms import PPO
 from menv.envs import RandomMultiAgentEnv
-from menv.serving import PolicyClient, PolicyServerInput
-from menv.serving.policy_server import TransportName
-from tests.serving.served import Served
-from tests.serving.talks import eventually
+from menv.serving import PolicyClient
+from tests.serving.doors import DOORS
+from tests.serving.served import Served, served
 
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 CONFIG: dict[str, Any] = {
@@ -49,64 +48,39 @@ every_mode = pytest.mark.parametrize("mode", ["local", "remote"])
 every_transport = pytest.mark.parametrize("transport", ["tcp", "http"])
 
 
-class Course(Served):
-    """What a server has been given.
+@contextlib.contextmanager
+def keeping(
+    config: dict[str, Any] | None = None,
+    transport: str = "tcp",
+    kind: Any = PPO,
+    trains: bool = False,
+    port: int = 0,
+    **settings: Any,
+) -> Iterator[Served]:
+    """Run a server that keeps what it is given, and does not learn from it unless it `trains`.
 
     Args:
         config: Changes to `CONFIG`.
         transport: Of the server.
         kind: The algorithm.
-        trains: Whether it learns from what comes, or only keeps it.
+        trains: Whether it learns.
+        port: Of the server.
         settings: Of the server.
     """
-
-    algo: Any
-
-    def __init__(
-        self,
-        config: dict[str, Any] | None = None,
-        transport: TransportName = "tcp",
-        kind: Any = PPO,
-        trains: bool = False,
-        port: int = 0,
-        **settings: Any,
-    ) -> None:
-        settings = {"idle_timeout": 0.1, "env_steps_per_sample": 8, "transport": transport, **settings}
-        made: list[PolicyServerInput] = []
-
-        def source(ioctx: Any) -> PolicyServerInput:
-            made.append(PolicyServerInput(ioctx, "127.0.0.1", port, **settings))
-            return made[0]
-
-        super().__init__(kind(config={**CONFIG, "input": source, **(config or {})}), made[0])
-        self.port: int = self.envs.addresses[0][1]
-        self.address = f"{transport}://127.0.0.1:{self.port}"
-        self._run = self.training() if trains else self.sampling()
-
-    def __enter__(self) -> Course:
-        self._run.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._run.__exit__(None, None, None)
-        finally:
-            self.algo.stop()
-
-    def has_rewards(self, paid: list[float], policy: str = "default_policy") -> bool:
-        """Wait for rewards; return whether exactly these came."""
-        eventually(lambda: len(self.column("rewards", policy)) >= len(paid))
-        return sorted(self.column("rewards", policy).tolist()) == sorted(paid)
+    settings = {"idle_timeout": 0.1, "env_steps_per_sample": 8, **settings}
+    doors = tuple(door for door in DOORS if door.name == transport)
+    with (
+        served(kind, doors=doors, port=port, settings=settings, **{**CONFIG, **(config or {})}) as one,
+        one.training() if trains else one.sampling(),
+    ):
+        yield one
 
 
 @contextlib.contextmanager
-def playing(mode: Any, *config: Any, **settings: Any) -> Iterator[tuple[Course, PolicyClient]]:
-    """Run a server, and a client of it that fetches weights when it is told to."""
-    with (
-        Course(*config, **settings) as course,
-        PolicyClient(course.address, mode, update_interval=None, timeout=20) as client,
-    ):
-        yield course, client
+def playing(mode: Any, *config: Any, **settings: Any) -> Iterator[tuple[Served, PolicyClient]]:
+    """Run a server that keeps what it is given, and a client of it."""
+    with keeping(*config, **settings) as one, one.client(mode) as client:
+        yield one, client
 
 
 class Wire:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +19,7 @@ from menv.sample_batch import SampleBatch
 from menv.serving import PolicyClient, PolicyServerInput
 from menv.serving.transports.server import Transport
 from tests.inside import metrics, sampler
-from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, Door
+from tests.serving.doors import HTTP, PATIENCE_S, TCP, Door
 from tests.serving.talks import eventually
 from tests.serving.voices import Voice, episode
 
@@ -73,13 +73,15 @@ class Served:
     Attributes:
         algo: The algorithm.
         envs: Its input, the server.
+        doors: Ways in; `port` and `address` are those of the first one.
         batches: Fragments that the thread has sampled, in order.
         results: What the thread's `train()` returned.
     """
 
-    def __init__(self, algo: Algorithm, envs: ExternalEnvs) -> None:
-        self.algo = algo
-        self.envs: Any = envs
+    def __init__(self, algo: Any, envs: Any, doors: Sequence[Door]) -> None:
+        self.algo, self.envs, self.doors = algo, envs, doors
+        self.port: int = envs.addresses[0][1]
+        self.address = f"{doors[0].name}://127.0.0.1:{self.port}"
         self.batches: list[Any] = []
         self.results: list[Mapping[str, Any]] = []
         self.error: BaseException | None = None
@@ -88,12 +90,11 @@ class Served:
 
     def voice(self, door: Door = TCP, **settings: Any) -> Voice:
         """Return a client that is connected through a door."""
-        return Voice(door, self.envs.addresses[DOORS.index(door)], **settings)
+        return Voice(door, self.envs.addresses[self.doors.index(door)], **settings)
 
     def client(self, mode: Any = "local", **settings: Any) -> PolicyClient:
-        """Return a policy client over TCP."""
-        host, port = self.envs.addresses[0]
-        return PolicyClient(f"tcp://{host}:{port}", mode, **{"update_interval": None, **settings})
+        """Return a policy client; it fetches weights when it is told to."""
+        return PolicyClient(self.address, mode, **{"update_interval": None, "timeout": 20, **settings})
 
     def summary(self) -> Any:
         """Return what the algorithm knows of its episodes."""
@@ -168,6 +169,11 @@ class Served:
         found = [batch[policy][name] for batch in list(self.batches) if policy in batch]
         return np.concatenate(found) if found else np.zeros(0)
 
+    def has_rewards(self, paid: list[float], policy: str = "default_policy") -> bool:
+        """Wait for rewards; return whether exactly these came."""
+        eventually(lambda: len(self.column("rewards", policy)) >= len(paid))
+        return sorted(self.column("rewards", policy).tolist()) == sorted(paid)
+
     @contextlib.contextmanager
     def _in_a_thread(self, do: Callable[[], object]) -> Iterator[None]:
         def run() -> None:
@@ -191,7 +197,7 @@ def served(
     algorithm: type[Algorithm] = PPO,
     kind: Callable[..., ExternalEnvs] = PolicyServerInput,
     doors: tuple[Door, ...] = (TCP, HTTP),
-    faults: int = 0,
+    port: int = 0,
     settings: dict[str, Any] | None = None,
     **config: Any,
 ) -> Iterator[Served]:
@@ -201,14 +207,14 @@ def served(
         algorithm: Its class.
         kind: Of the input.
         doors: Ways in.
-        faults: What the server must have noted as its own faults at the end.
+        port: Of the first one; 0 takes a free one.
         settings: Of the input.
         config: Of the algorithm, instead of what `TINY` says.
     """
     made: list[ExternalEnvs] = []
 
     def source(ioctx: Any) -> ExternalEnvs:
-        transports: list[Transport] = [door.make() for door in doors]
+        transports: list[Transport] = [doors[0].make(port), *(door.make() for door in doors[1:])]
         made.append(kind(ioctx, port=0, transport=transports, **{"idle_timeout": IDLE_S, **(settings or {})}))
         return made[0]
 
@@ -216,13 +222,13 @@ def served(
     if algorithm is DQN:
         del options["sgd_minibatch_size"], options["num_sgd_iter"]
     algo = algorithm(config={**options, **config, "input": source})
-    one = Served(algo, made[0])
+    one = Served(algo, made[0], doors)
     try:
         yield one
     finally:
         algo.stop()
-    kept: Any = one.envs.server.faults
-    assert kept.count == faults, traceback.format_exception(kept.kept[-1])
+    faults = one.envs.server.faults
+    assert faults.count == 0, traceback.format_exception(faults.kept[-1])
 
 
 def settled(one: Served, episodes: int = 0) -> bool:

@@ -17,7 +17,7 @@ from menv.serving import Access, Limits, PolicyClient, PolicyServerInput, RLlink
 from menv.serving.policy_server import TransportName
 from menv.serving.protocol import GetConfig
 from tests.serving.certificates import made_in, needs_openssl
-from tests.serving.courses import Course, play
+from tests.serving.courses import keeping, play
 from tests.serving.doors import (
     DOORS,
     HTTP,
@@ -366,7 +366,7 @@ def test_a_client_is_told_at_once_of_a_certificate_that_does_not_hold(
 ) -> None:
     files = made_in(tmp_path)
     scheme = transport + "s"
-    with Course(transport=transport, access=Access(ssl_certificate=files[0], ssl_key=files[1])) as course:
+    with keeping(transport=transport, access=Access(ssl_certificate=files[0], ssl_key=files[1])) as course:
         with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
             PolicyClient(f"{scheme}://localhost:{course.port}", "remote", timeout=PATIENCE)
         monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))

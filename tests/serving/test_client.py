@@ -20,14 +20,15 @@ from tests.serving.courses import (
     CONFIG,
     OBSERVATIONS,
     PAIR,
-    Course,
     both,
     every_mode,
     every_transport,
+    keeping,
     observation,
     play,
     playing,
 )  # fmt: skip
+from tests.serving.served import obs_of, served
 from tests.serving.talks import eventually
 
 HALF = "half of a \ud83d"
@@ -85,11 +86,11 @@ def test_several_threads_play_many_episodes_through_one_client(mode: str) -> Non
 
 @every_mode
 def test_a_client_takes_the_most_likely_actions_where_the_server_does(mode: str) -> None:
-    course = Course({"explore": False})
-    wanted = course.algo.compute_single_action(observation(0), explore=False)
-    with course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
-        name = client.start_episode()
-        assert {int(client.get_action(name, observation(0))) for _ in range(40)} == {int(wanted)}
+    with served(explore=False) as one:
+        wanted = one.algo.compute_single_action(obs_of(0), explore=False)
+        with one.sampling(), one.client(mode) as client:
+            name = client.start_episode()
+            assert {int(client.get_action(name, obs_of(0))) for _ in range(40)} == {int(wanted)}
 
 
 @every_mode
@@ -106,7 +107,7 @@ def test_actions_of_the_application_reach_dqn(mode: str) -> None:
 
 
 def test_the_same_seed_draws_the_same_actions() -> None:
-    with Course() as course:
+    with keeping() as course:
         played = []
         for seed in (5, 5, 6):
             with PolicyClient(course.address, update_interval=None, seed=seed) as client:
@@ -121,7 +122,7 @@ def test_weights_come_when_they_are_asked_for_at_intervals_or_when_the_server_in
 ) -> None:
     asks = not forced and interval is None
     with (
-        Course(trains=True, force_on_policy=forced) as course,
+        keeping(trains=True, force_on_policy=forced) as course,
         PolicyClient(course.address, update_interval=interval) as client,
     ):
         play(client, [1.0])
@@ -141,7 +142,7 @@ def test_weights_come_when_they_are_asked_for_at_intervals_or_when_the_server_in
 
 @every_transport
 def test_only_the_right_token_gets_in(transport: TransportName) -> None:
-    with Course(transport=transport, token="open sesame") as course:
+    with keeping(transport=transport, token="open sesame") as course:
         for wrong in (None, "open barley"):
             with pytest.raises(ConfigError, match="token") as caught:
                 PolicyClient(course.address, "remote", token=wrong, timeout=5)
@@ -215,7 +216,7 @@ def test_clients_play_in_the_spaces_that_the_policies_declare(specs: Any, mode: 
 )
 def test_a_server_whose_spaces_nobody_knows_is_refused(policies: Any) -> None:
     with pytest.raises(ConfigError, match="observation space"):
-        Course(told_by(policies))
+        keeping(told_by(policies)).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_a_stub_whose_agents_no_message_can_name_is_refused(names: Any, told: st
             )
 
     with pytest.raises(ConfigError, match=told) as caught:
-        Course({"env": Stub, "observation_space": None, "action_space": None})
+        keeping({"env": Stub, "observation_space": None, "action_space": None}).__enter__()
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -19,12 +19,20 @@ from menv.algorithms import DQN, PPO
 from menv.errors import CallOrderError, EpisodeError, ServerGoneError
 from menv.serving import Access, Limits, PolicyClient, PolicyServerInput
 from menv.serving.policy_server import TransportName
-from tests.inside import base_env
 from tests.interrupting import Alarm
 from tests.serving.certificates import made_in, needs_openssl
-from tests.serving.courses import TEAMS, Course, Wire, every_mode, every_transport, observation, play, playing
+from tests.serving.courses import (
+    TEAMS,
+    Wire,
+    every_mode,
+    every_transport,
+    keeping,
+    observation,
+    play,
+    playing,
+)
 from tests.serving.doors import DOORS, HTTP, TCP
-from tests.serving.served import served, settled
+from tests.serving.served import obs_of, served, settled
 from tests.serving.talks import eventually
 
 ROUNDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 30))]
@@ -41,7 +49,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @every_mode
 def test_a_server_that_is_gone_is_one_clear_error(mode: str) -> None:
-    with Course() as course:
+    with keeping() as course:
         client = PolicyClient(course.address, mode, update_interval=None, timeout=0.5)  # type: ignore[arg-type]
         play(client, [1.0] * 3)
         name = client.start_episode()
@@ -62,14 +70,14 @@ def test_a_server_that_is_gone_is_one_clear_error(mode: str) -> None:
 
 @every_mode
 def test_a_client_waits_for_a_server_that_comes_back(mode: str) -> None:
-    with Course() as first:
+    with keeping() as first:
         port = first.port
         client = PolicyClient(first.address, mode, update_interval=None, timeout=20)  # type: ignore[arg-type]
         name = client.start_episode()
         for number in range(10):
             client.get_action(name, observation(number))
             client.log_returns(name, 1.0)
-    with Course(port=port) as second:
+    with keeping(port=port) as second:
         with pytest.raises(EpisodeError, match=r"forgotten"):
             go_on(client, name)
         play(client, [7.0] * 3)
@@ -82,14 +90,14 @@ def test_a_restarted_server_costs_a_local_client_the_episodes_that_it_knew_and_n
     first_call: str,
 ) -> None:
     seen = np.zeros(10, np.float32)
-    with Course(TEAMS) as first:
+    with keeping(TEAMS) as first:
         port = first.port
         client = PolicyClient(first.address, "local", update_interval=None, timeout=20)
         known = client.start_episode()
         for _ in range(9):  # Rows are sent after 8.
             client.get_action(known, {"red_0": seen})
             client.log_returns(known, {"red_0": 1.0})
-    with Course(TEAMS, port=port) as second:
+    with keeping(TEAMS, port=port) as second:
         if first_call == "update_policy_weights":
             client.update_policy_weights()
         for _ in range(3):
@@ -112,7 +120,7 @@ def go_on(client: PolicyClient, name: str) -> None:
 
 @every_transport
 def test_a_client_waits_for_a_server_and_for_room_at_one_that_is_full(transport: TransportName) -> None:
-    with Course(transport=transport) as course:
+    with keeping(transport=transport) as course:
         port = course.port
 
     def late() -> None:
@@ -122,7 +130,7 @@ def test_a_client_waits_for_a_server_and_for_room_at_one_that_is_full(transport:
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(late)
         time.sleep(0.1)
-        with Course(transport=transport, port=port, limits=Limits(max_connections=1)) as course:
+        with keeping(transport=transport, port=port, limits=Limits(max_connections=1)) as course:
             early.result(20)
             with PolicyClient(course.address, "remote", timeout=20) as client:
                 play(client, [1.0])
@@ -136,18 +144,14 @@ def test_a_client_waits_for_a_server_and_for_room_at_one_that_is_full(transport:
 
 
 def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:
-    course = Course()
-    client = PolicyClient(course.address, "remote", timeout=60)
-    name = client.start_episode()
-    with ThreadPoolExecutor(1) as pool:
+    with served() as one, ThreadPoolExecutor(1) as pool:
+        client = one.client("remote", timeout=60)
         # Nobody samples: the question waits.
-        asking = pool.submit(client.get_action, name, observation(0))
-        assert eventually(lambda: base_env(course.algo).broker.ready)
+        asking = pool.submit(client.get_action, client.start_episode(), obs_of(0))
+        assert eventually(lambda: one.envs.broker.ready)
         client.close()
         with pytest.raises(ServerGoneError):
             asking.result(10)
-    with course:
-        pass
 
 
 AGENTS = ("red_0", "red_1", "blue_0")
@@ -302,7 +306,7 @@ def test_after_an_interrupted_question_the_episode_continues(transport: Transpor
 
 @every_mode
 def test_a_client_that_is_closed_says_so_whatever_is_called(mode: Any) -> None:
-    with Course() as course:
+    with keeping() as course:
         client = PolicyClient(course.address, mode, timeout=20)
         name = client.start_episode()
         client.get_action(name, observation(0))

@@ -14,8 +14,8 @@ from menv.errors import ContractError
 from menv.inference.policy_bundle import pack_bundle, policy_from_bytes
 from menv.serving import PolicyClient, PolicyServerInput
 from menv.serving.protocol import SetState
-from tests.serving.courses import TEAMS, Course, every_mode, observation, play, playing
-from tests.serving.served import served, settled
+from tests.serving.courses import TEAMS, every_mode, keeping, observation, play, playing
+from tests.serving.served import Served, served, settled
 from tests.serving.talks import eventually
 
 MASKED = gym.spaces.Dict(
@@ -184,7 +184,7 @@ def test_actions_are_as_probable_as_they_were_under_the_weights_that_chose_them(
 STACKED: dict[str, Any] = {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}
 
 
-def told_and_found(course: Course, policy: str = "default_policy") -> tuple[Any, Any]:
+def told_and_found(course: Served, policy: str = "default_policy") -> tuple[Any, Any]:
     """Return how probable actions were as the client says, and as the rows say that the server has made."""
     columns = [course.column(name, policy) for name in ("obs", "actions", "action_logp")]
     server: Any = course.algo.get_policy(policy)
@@ -240,7 +240,7 @@ def test_agents_that_come_and_go_act_locally(trains: bool) -> None:
 
 
 def test_a_policy_whose_connectors_keep_state_per_agent_acts_at_the_server_only() -> None:
-    with Course(STACKED) as course:
+    with keeping(STACKED) as course:
         with PolicyClient(course.address) as client, pytest.raises(ContractError, match="inference_mode"):
             client.get_action(client.start_episode(), observation(0))
         with PolicyClient(course.address, "remote") as client:
@@ -287,13 +287,13 @@ def test_a_local_client_takes_the_weights_of_another_server_that_has_the_same_nu
     observation_filter: str,
 ) -> None:
     first: dict[str, Any] = {"observation_filter": observation_filter, "explore": False}
-    with Course(first) as course:
+    with keeping(first) as course:
         port = course.port
         client = PolicyClient(course.address, "local", update_interval=None, timeout=20)
         play(client, [1.0] * 8)
         client.update_policy_weights()
         number = client.weights_seq_no
-    with client, Course({**first, "seed": 4}, port=port) as course:
+    with client, keeping({**first, "seed": 4}, port=port) as course:
         client.update_policy_weights()
         assert client.weights_seq_no == number == 1
         assert client._actor is not None

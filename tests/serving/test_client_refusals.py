@@ -11,20 +11,21 @@ import pytest
 
 from menv import DefaultCallbacks
 from menv.errors import EpisodeError, RefusedError
-from menv.serving import Limits, PolicyClient
+from menv.serving import Limits
 from menv.serving.policy_server import TransportName
 from tests.inside import metrics
 from tests.serving.courses import (
     PAIR,
     TEAMS,
-    Course,
     both,
     every_mode,
     every_transport,
+    keeping,
     observation,
     play,
     playing,
 )
+from tests.serving.served import Served
 from tests.serving.talks import eventually
 
 REFUSED = r"episode '{}': .*(nan|2\.0)"
@@ -192,22 +193,22 @@ def test_a_step_that_fits_in_no_message_names_the_limit_with_which_it_does() -> 
     names, config = crowd(40)
     everybody = dict.fromkeys(names, BLACK)
 
-    def plays(course: Course, mode: Any) -> None:
-        with PolicyClient(course.address, mode, update_interval=None, timeout=20) as client:
+    def plays(course: Served, mode: Any) -> None:
+        with course.client(mode) as client:
             name = client.start_episode()
             client.get_action(name, everybody)
             client.log_returns(name, dict.fromkeys(everybody, 1.0))
             client.end_episode(name, everybody)
             client.update_policy_weights()
 
-    with Course(config, env_steps_per_sample=10_000, limits=Limits(max_body=1_500_000)) as course:
+    with keeping(config, env_steps_per_sample=10_000, limits=Limits(max_body=1_500_000)) as course:
         with pytest.raises(EpisodeError, match=r"Limits\.max_body"):
             plays(course, "local")
         plays(course, "remote")
         assert course.has_rewards([1.0] * 40)
 
 
-def is_unclaimed(course: Course, reward: float) -> bool:
+def is_unclaimed(course: Served, reward: float) -> bool:
     """Wait until a reward is unclaimed, and no episode has been counted for it."""
     found = metrics(course.algo)
     return eventually(lambda: found.unclaimed_rewards == reward) and not found.summary()["episodes_total"]

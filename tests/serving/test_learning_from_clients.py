@@ -19,7 +19,7 @@ from menv.errors import ConfigError
 from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
 from menv.serving import PolicyClient, RLlinkInput
 from menv.serving.protocol import Episodes, GetState
-from tests.serving.courses import TEAMS, Course, every_mode, observation, playing
+from tests.serving.courses import TEAMS, every_mode, keeping, observation, playing
 from tests.serving.doors import HTTP, TCP, Door, every_door
 from tests.serving.served import Served, obs_of, played, served
 from tests.serving.talks import eventually
@@ -179,7 +179,7 @@ def act(client: PolicyClient, name: str, number: int = 0) -> None:
 
 def test_actions_are_chosen_while_the_answer_with_new_weights_is_awaited() -> None:
     with (
-        Course(force_on_policy=False) as course,
+        keeping(force_on_policy=False) as course,
         PolicyClient(course.address, "local", update_interval=0.001) as client,
     ):
         name, steps = client.start_episode(), 101
@@ -328,7 +328,7 @@ SPACES: dict[str, Any] = {"observation_space": MASKED_CAR, "action_space": CAR}
 @pytest.mark.parametrize("transport", ["tcp", "http"])
 def test_clients_of_both_modes_get_elements_and_train(mode: Any, transport: Any) -> None:
     shown = {"action_mask": np.array([0, 1, 1], np.int8), "seen": np.zeros(2, np.float32)}
-    with Course(SPACES, transport, trains=False) as course:
+    with keeping(SPACES, transport, trains=False) as course:
         with PolicyClient(course.address, mode, timeout=20) as client:
             name = client.start_episode()
             acts = []
