@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 
 from menv import ExternalEnv, ExternalMultiAgentEnv
 from menv.adapters.external import EnvThreads
@@ -98,19 +99,18 @@ def calling(*plays: Callable[[], Any]) -> Iterator[None]:
     assert not any(thread.is_alive() for thread in threads), "a caller still waits"
 
 
-def until_stopped(play: Callable[[], Any]) -> Callable[[], None]:
-    """Return what plays over and over, until training has stopped."""
+def until_stopped(play: Callable[[], object], why: str = "training has stopped") -> Callable[[], None]:
+    """Return what plays over and over, until that is refused."""
 
     def on_and_on() -> None:
         while True:
-            try:
-                play()
-            except CallOrderError as error:
-                if "training has stopped" not in str(error):
-                    raise
-                return
+            play()
 
-    return on_and_on
+    def refused() -> None:
+        with pytest.raises(CallOrderError, match=why):
+            on_and_on()
+
+    return refused
 
 
 def obs(number: int, step: int) -> Any:

@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Self
 
 import pytest
 
@@ -47,7 +47,7 @@ class Client:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.file = self.socket.makefile("rb")
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +62,7 @@ class Client:
     def receive(self) -> bytes:
         return self.door.unwrap(self.file)
 
-    def ask(self, body: bytes) -> bytes:
+    def echo(self, body: bytes) -> bytes:
         self.send(body)
         return self.receive()
 

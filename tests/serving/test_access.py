@@ -191,7 +191,7 @@ def test_nothing_but_a_greeting_with_the_right_token_is_taken() -> None:
                 # Whether somebody is there is no secret.
                 voice.ping()
                 assert voice.refused(kind, **fields) == "not_allowed"
-                assert b"{" not in voice.client.rest()
+                assert b"{" not in voice.rest()
         assert one.status["open_episodes"] == 0
         with one.sampling(), one.voice(TCP) as voice:
             assert voice.greet(token=TOKEN)["session"]
@@ -204,12 +204,12 @@ def test_a_peer_without_the_token_has_no_large_body_read() -> None:
     large = json.dumps({"type": "EPISODES", **REQUESTS["EPISODES"]}).encode().rjust(50_000)
     with served(**ASKS, rollout_fragment_length=1) as one:
         with one.voice() as stranger:
-            stranger.body(large)
+            stranger.send(large)
             assert stranger.hear()["code"] == "not_allowed"
-            assert stranger.client.rest() == b""
+            assert stranger.rest() == b""
         with one.voice() as friend:
             friend.greet(token=TOKEN)
-            friend.body(large)
+            friend.send(large)
             friend.ping()
             assert len(one.sample()["default_policy"]["obs"]) == 1
 
@@ -302,7 +302,7 @@ def test_plain_bytes_at_a_tls_port_cost_only_their_connection(
         with Client(door, server.addresses[0]) as plain:
             plain.raw(b"00000016{no handshake at all}" * 10)
             assert b"{" not in plain.rest()
-        assert healthy.ask(b"{" + bytes(500_000)) == b"{" + bytes(500_000)
+        assert healthy.echo(b"{" + bytes(500_000)) == b"{" + bytes(500_000)
         assert len(talks.all) == 1
         healthy.leave()
 
@@ -313,7 +313,7 @@ def test_a_handshake_that_never_ends_is_not_waited_for(encrypted: Access, trusti
             one.raw(b"\x16\x03\x01")
             assert one.rest() == b""
         with Client(TCP, server.addresses[0], tls=trusting) as two:
-            assert two.ask(b"{in") == b"{in"
+            assert two.echo(b"{in") == b"{in"
 
 
 @every_door
@@ -324,7 +324,7 @@ def test_stop_ends_connections_and_handshakes(
         halfway = socket.create_connection(server.addresses[0])
         halfway.sendall(b"\x16\x03\x01")
         one = Client(door, server.addresses[0], tls=trusting)
-        assert one.ask(b"{in") == b"{in"
+        assert one.echo(b"{in") == b"{in"
         server.stop()
         assert the_serving_threads() == []
         assert talks.losses == [1]

@@ -46,8 +46,8 @@ def speaking(**config: Any) -> Iterator[tuple[Served, Voice]]:
 
 def heard(voice: Voice, body: bytes) -> list[Any]:
     """Return what a server answers to a body."""
-    voice.body(body)
-    voice.body(b'{"type": "THE LAST"}')
+    voice.send(body)
+    voice.send(b'{"type": "THE LAST"}')
     found = []
     while "THE LAST" not in (answer := voice.hear()).get("message", ""):
         found.append(answer)
@@ -118,8 +118,8 @@ def test_frames_are_these_bytes_with_any_whitespace_any_order_of_keys_and_unknow
     """The first one is what clients of RLlink's JSON days put on the wire."""
     with speaking() as (_, voice):
         for framed in (b'00000016{"type": "PING"}', b'00000015{"type":"PING"}'):
-            voice.client.raw(framed)
-            assert voice.client.file.read(23) == b'00000015{"type":"PONG"}'
+            voice.raw(framed)
+            assert voice.file.read(23) == b'00000015{"type":"PONG"}'
         for body in (
             b' \t\r\n{ "type" : "PING" } \n',
             b'{"b": [1, {"type": "PONG"}], "a": {}, "type": "PING", "version": null}',

@@ -15,44 +15,20 @@ from tests.engines.processes import open_files
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, Client, Door, every_door
 from tests.serving.talks import FLOOD, HOLD, LATE, Server, Talks, eventually, meeting, serving
 
-
-def no_word(one: Client) -> None:
-    """Connected, and nothing sent."""
-
-
-def in_a_header(one: Client) -> None:
-    one.raw(one.door.wrap(b"{body")[:3])
-
-
-def in_a_body(one: Client) -> None:
-    one.raw(one.door.wrap(bytes(5_000))[:-1])
-
-
-def waiting(one: Client) -> None:
-    one.send(HOLD)
-
-
-def waiting_a_little(one: Client) -> None:
-    one.send(LATE)
-
-
-def being_replied_to(one: Client) -> None:
+STATES: dict[str, Callable[[Client], object]] = {
+    "no word": lambda one: None,
+    "in a header": lambda one: one.raw(one.door.wrap(b"{body")[:3]),
+    "in a body": lambda one: one.raw(one.door.wrap(bytes(5_000))[:-1]),
+    "refused": lambda one: one.raw(b"no protocol\r\n\r\n" * 10),
+    "waiting": lambda one: one.send(HOLD),
+    "waiting a little": lambda one: one.send(LATE),
     # More than fits into the buffers between us, so that it is still on its way.
-    for _ in range(20):
-        one.send(FLOOD)
-
-
-def half_closed(one: Client) -> None:
-    one.send(HOLD)
-    one.socket.shutdown(socket.SHUT_WR)
-
-
-def refused(one: Client) -> None:
-    one.raw(b"no protocol\r\n\r\n" * 10)
-
-
-STATES = (no_word, in_a_header, in_a_body, waiting, waiting_a_little, being_replied_to, half_closed, refused)
-every_state = pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+    "being replied to": lambda one: [one.send(FLOOD) for _ in range(20)],
+    "half closed": lambda one: [one.send(HOLD), one.socket.shutdown(socket.SHUT_WR)],
+}
+HEARD = list(STATES)[4:]
+"""Those in which a whole body has been sent."""
+every_state = pytest.mark.parametrize("state", STATES)
 
 
 def the_serving_threads() -> list[threading.Thread]:
@@ -64,16 +40,16 @@ def the_serving_threads() -> list[threading.Thread]:
 @every_state
 @pytest.mark.parametrize("leave", [Client.leave, Client.reset], ids=["closed", "reset"])
 def test_a_peer_that_vanishes_is_gone_for_its_conversation_and_nobody_else(
-    door: Door, state: Callable[[Client], None], leave: Callable[[Client], None]
+    door: Door, state: str, leave: Callable[[Client], None]
 ) -> None:
     with serving(door) as (server, talks):
         healthy = Client(door, server.addresses[0])
         leaving = Client(door, server.addresses[0])
-        state(leaving)
-        assert healthy.ask(b"{before") == b"{before"
+        STATES[state](leaving)
+        assert healthy.echo(b"{before") == b"{before"
         leave(leaving)
         assert eventually(lambda: server.connections == 1)
-        assert healthy.ask(b"{after") == b"{after"
+        assert healthy.echo(b"{after") == b"{after"
         healthy.leave()
         assert eventually(lambda: server.connections == 0)
         # Over HTTP the next connection may go on with the same conversation.
@@ -83,15 +59,13 @@ def test_a_peer_that_vanishes_is_gone_for_its_conversation_and_nobody_else(
 @pytest.mark.each_value
 @every_door
 @every_state
-def test_stop_ends_all_conversations_and_frees_port_and_thread(
-    door: Door, state: Callable[[Client], None]
-) -> None:
+def test_stop_ends_all_conversations_and_frees_port_and_thread(door: Door, state: str) -> None:
     server = Server(talks := Talks(), [door.make()])
     talks.late = lambda callback: threading.Timer(0.01, server.post, (callback,)).start()
     server.start()
     one = Client(door, server.addresses[0])
-    state(one)
-    if state in (waiting, waiting_a_little, being_replied_to, half_closed):
+    STATES[state](one)
+    if state in HEARD:
         assert eventually(lambda: talks.bodies)
     begun = time.monotonic()
     server.stop()
@@ -105,7 +79,7 @@ def test_stop_ends_all_conversations_and_frees_port_and_thread(
     again = Server(Talks(), [door.make(server.addresses[0][1])])
     again.start()
     with Client(door, again.addresses[0]) as two:
-        assert two.ask(b"{again") == b"{again"
+        assert two.echo(b"{again") == b"{again"
     again.stop()
 
 
@@ -146,5 +120,5 @@ def test_a_taken_port_is_a_named_error_and_leaves_nothing_running() -> None:
 def test_what_a_posted_callback_raises_is_kept_and_hurts_nobody() -> None:
     with meeting(TCP, faults=1) as (server, _, one):
         server.post(lambda: 1 // 0)
-        assert one.ask(b"{goes on") == b"{goes on"
+        assert one.echo(b"{goes on") == b"{goes on"
         assert [type(fault) for fault in server.faults.kept] == [ZeroDivisionError]

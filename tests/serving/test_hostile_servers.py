@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -14,8 +13,6 @@ import pytest
 
 from menv.errors import MenvError, ServerGoneError
 from menv.serving import PolicyClient
-from menv.serving.protocol import frame
-from tests.serving.doors import tcp_unwrap
 
 DISCRETE = {"space": "discrete", "n": 2, "start": 0, "dtype": "int64"}
 BOX = {"space": "box", "low": -1, "high": 1, "shape": [2], "dtype": "float32"}
@@ -33,65 +30,6 @@ def _answer(asked: dict[str, Any], space: dict[str, Any]) -> dict[str, Any]:
         "GET_ACTION": {"type": "ACTION", "episode_id": "e", "action": 1, "weights_seq_no": 0, **seq},
     }
     return answers.get(asked["type"], {"type": "OK", **seq})
-
-
-@contextmanager
-def strange(changes: dict[str, dict[str, Any]], space: dict[str, Any] = DISCRETE) -> Iterator[str]:
-    """Yield the address of a server that answers messages of some types in its own way."""
-
-    def talk(peer: socket.socket) -> None:
-        with suppress(OSError), peer, peer.makefile("rb") as file:
-            while True:
-                asked = msgspec.json.decode(tcp_unwrap(file))
-                answer = {**_answer(asked, space), **changes.get(asked["type"], {})}
-                peer.sendall(frame(msgspec.json.encode(answer)))
-
-    def listen() -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=talk, args=(door.accept()[0],), daemon=True).start()
-
-    door = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=listen, daemon=True).start()
-    try:
-        yield f"tcp://127.0.0.1:{door.getsockname()[1]}"
-    finally:
-        with suppress(OSError):
-            door.shutdown(socket.SHUT_RDWR)
-        door.close()
-
-
-@pytest.mark.parametrize(("mode", "changes", "space", "said"), [
-    ("remote", {"GET_ACTION": {"type": "OK"}}, DISCRETE, "answers GetAction of number 1 with Ok"),
-    ("remote", {"GET_ACTION": {"seq": 7}}, DISCRETE, "of number 1 with Action of number 7"),
-    ("remote", {"START_EPISODE": {"type": "PONG"}}, DISCRETE, "answers StartEpisode of number 0 with Pong"),
-    ("remote", {"GET_ACTION": {"action": 7}}, DISCRETE, "an invalid action"),
-    ("remote", {"GET_ACTION": {"action": 0.5}}, DISCRETE, "an invalid action"),
-    ("remote", {"GET_ACTION": {"action": None}}, DISCRETE, "an invalid action"),
-    ("remote", {"GET_ACTION": {"action": [1.0]}}, BOX, "an invalid action"),
-    ("remote", {"GET_ACTION": {"action": [0.0, float("nan")]}}, BOX, "an invalid action"),
-    ("remote", {"GET_CONFIG": {"action_space": None}, "GET_ACTION": {"action": [0, [1]]}}, DISCRETE,
-     "an element of a space"),
-    ("remote", {"GET_CONFIG": {"multi_agent": True}}, DISCRETE, "expected actions by agent"),
-    ("remote", {"GET_CONFIG": {"action_space": {}}}, DISCRETE, "unknown space tag"),
-    ("remote", {"GET_ACTION": {"type": "ERROR", "code": "x", "message": "a\n\x1b[2J" * 900}}, DISCRETE, "a "),
-    ("local", {"GET_STATE": {"type": "OK"}}, DISCRETE, "answers GetState of number None with Ok"),
-    ("local", {"GET_STATE": {"type": "SET_STATE", "weights_seq_no": 1}}, DISCRETE, "holds nothing for"),
-    ("local", {"GET_CONFIG": {"policies": {}}, "GET_POLICIES": {"type": "POLICIES", "policy_ids": {}}},
-     DISCRETE, "holds nothing for"),
-])  # fmt: skip
-def test_an_invalid_answer_is_one_clear_error(
-    mode: Any, changes: dict[str, dict[str, Any]], space: dict[str, Any], said: str
-) -> None:
-    with (
-        strange(changes, space) as address,
-        pytest.raises(MenvError) as caught,
-        PolicyClient(address, mode, timeout=5) as client,
-    ):
-        client.get_action(client.start_episode(), OBS)
-    assert said in str(caught.value)
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 1200
 
 
 @contextmanager
@@ -118,6 +56,43 @@ def speaking_http(respond: Callable[[dict[str, Any]], bytes]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join(10)
+
+
+@pytest.mark.parametrize(("mode", "changes", "space", "said"), [
+    ("remote", {"GET_ACTION": {"type": "OK"}}, DISCRETE, "answers GetAction of number 1 with Ok"),
+    ("remote", {"GET_ACTION": {"seq": 7}}, DISCRETE, "of number 1 with Action of number 7"),
+    ("remote", {"START_EPISODE": {"type": "PONG"}}, DISCRETE, "answers StartEpisode of number 0 with Pong"),
+    ("remote", {"GET_ACTION": {"action": 7}}, DISCRETE, "an invalid action"),
+    ("remote", {"GET_ACTION": {"action": 0.5}}, DISCRETE, "an invalid action"),
+    ("remote", {"GET_ACTION": {"action": None}}, DISCRETE, "an invalid action"),
+    ("remote", {"GET_ACTION": {"action": [1.0]}}, BOX, "an invalid action"),
+    ("remote", {"GET_ACTION": {"action": [0.0, float("nan")]}}, BOX, "an invalid action"),
+    ("remote", {"GET_CONFIG": {"action_space": None}, "GET_ACTION": {"action": [0, [1]]}}, DISCRETE,
+     "an element of a space"),
+    ("remote", {"GET_CONFIG": {"multi_agent": True}}, DISCRETE, "expected actions by agent"),
+    ("remote", {"GET_CONFIG": {"action_space": {}}}, DISCRETE, "unknown space tag"),
+    ("remote", {"GET_ACTION": {"type": "ERROR", "code": "x", "message": "a\n\x1b[2J" * 900}}, DISCRETE, "a "),
+    ("local", {"GET_STATE": {"type": "OK"}}, DISCRETE, "answers GetState of number None with Ok"),
+    ("local", {"GET_STATE": {"type": "SET_STATE", "weights_seq_no": 1}}, DISCRETE, "holds nothing for"),
+    ("local", {"GET_CONFIG": {"policies": {}}, "GET_POLICIES": {"type": "POLICIES", "policy_ids": {}}},
+     DISCRETE, "holds nothing for"),
+])  # fmt: skip
+def test_an_invalid_answer_is_one_clear_error(
+    mode: Any, changes: dict[str, dict[str, Any]], space: dict[str, Any], said: str
+) -> None:
+    def strange(asked: dict[str, Any]) -> bytes:
+        body = msgspec.json.encode({**_answer(asked, space), **changes.get(asked["type"], {})})
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    with (
+        speaking_http(strange) as address,
+        pytest.raises(MenvError) as caught,
+        PolicyClient(address, mode, timeout=5) as client,
+    ):
+        client.get_action(client.start_episode(), OBS)
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1200
 
 
 @pytest.mark.parametrize(("response", "said"), [

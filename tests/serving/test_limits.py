@@ -57,18 +57,18 @@ def test_the_refusal_of_a_large_body_arrives_though_all_of_it_was_sent(door: Doo
 def test_one_client_too_many_is_refused_and_may_come_when_another_leaves(door: Door) -> None:
     with serving(door, limits=Limits(max_connections=2)) as (server, _talks):
         first, second = Client(door, server.addresses[0]), Client(door, server.addresses[0])
-        assert second.ask(b"{in") == b"{in"
-        assert first.ask(b"{in") == b"{in"
+        assert second.echo(b"{in") == b"{in"
+        assert first.echo(b"{in") == b"{in"
         with Client(door, server.addresses[0]) as third:
             third.raw(door.wrap(b"{") if door is HTTP else b"")
             told = third.rest()
             assert b"too_many: " in told
             assert told.startswith(b"0" if door is TCP else b"HTTP/1.1 503 ")
-        assert second.ask(b"{still in") == b"{still in"
+        assert second.echo(b"{still in") == b"{still in"
         first.leave()
         assert eventually(lambda: server.connections == 1)
         with Client(door, server.addresses[0]) as fourth:
-            assert fourth.ask(b"{in at last") == b"{in at last"
+            assert fourth.echo(b"{in at last") == b"{in at last"
         second.leave()
 
 
@@ -87,9 +87,9 @@ def test_a_body_in_chunks_is_refused_before_the_chunks_are_read(path: str) -> No
 @every_door
 def test_under_a_flood_of_silent_connections_those_inside_continue_and_soon_there_is_room(door: Door) -> None:
     with meeting(door, max_connections=5, handshake_s=0.5) as (server, _, inside):
-        assert inside.ask(b"{in") == b"{in"
+        assert inside.echo(b"{in") == b"{in"
         crowd = [Client(door, server.addresses[0]) for _ in range(100)]
-        assert inside.ask(b"{still in") == b"{still in"
+        assert inside.echo(b"{still in") == b"{still in"
         assert eventually(lambda: server.connections < 50)
 
         def has_room() -> bool:
@@ -99,7 +99,7 @@ def test_under_a_flood_of_silent_connections_those_inside_continue_and_soon_ther
             return False
 
         assert eventually(has_room)
-        assert inside.ask(b"{still in") == b"{still in"
+        assert inside.echo(b"{still in") == b"{still in"
         for one in crowd:
             one.leave()
 
@@ -110,7 +110,7 @@ def test_under_a_flood_of_silent_connections_those_inside_continue_and_soon_ther
 def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> None:
     with meeting(door, handshake_s=0.3) as (server, _, one):
         if opens:
-            assert one.ask(b"{one") == b"{one"
+            assert one.echo(b"{one") == b"{one"
         whole = door.wrap(b"{two" * 1_000)
         end = threading.Event()
 
@@ -137,7 +137,7 @@ def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> No
 def test_a_peer_that_falls_silent_or_never_reads_is_let_go(door: Door, reads: bool) -> None:
     with meeting(door, idle_s=0.3) as (server, talks, one):
         if reads:
-            assert one.ask(b"{last") == b"{last"
+            assert one.echo(b"{last") == b"{last"
             one.rest()
         else:
             for _ in range(20):
@@ -158,14 +158,14 @@ def test_replies_that_nobody_reads_do_not_pile_up() -> None:
         for reply in talks.all[0].held:
             server.post(lambda reply=reply: reply(bytes(1_000_000)))  # type: ignore[misc]
         assert eventually(lambda: talks.all[0].losses)
-        assert healthy.ask(b"{fine") == b"{fine"
+        assert healthy.echo(b"{fine") == b"{fine"
 
 
 def test_a_flood_of_bodies_is_handled_in_turns_with_others() -> None:
     with meeting(TCP) as (server, talks, flood), Client(TCP, server.addresses[0]) as healthy:
         # Who was heard of last is looked at first.
-        assert healthy.ask(b"{first") == b"{first"
-        assert flood.ask(b"{second") == b"{second"
+        assert healthy.echo(b"{first") == b"{first"
+        assert flood.echo(b"{second") == b"{second"
         # The thread is held up until everything lies there, that of the healthy one last.
         ready = threading.Event()
         server.post(ready.wait)

@@ -140,14 +140,6 @@ def test_ctrl_c_ends_a_wait_for_clients(way: Callable[[Callable[[], Any]], None]
 
 
 OURS = "from menv.serving.transports import access, server, tcp"
-START = """
-from menv.serving.transports.server import Server
-from menv.serving.transports.{module} import {transport}
-server = Server(None, [{transport}()])
-server.start()
-server.stop()
-print("started")
-"""
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -160,17 +152,9 @@ def test_transports_import_nothing_heavy_until_they_are_used() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-@pytest.mark.parametrize(
-    ("transport", "package"), [("HttpTransport", "starlette"), ("HttpTransport", "uvicorn")]
-)
-def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it(
-    transport: str, package: str
-) -> None:
-    done = python(
-        f"import sys\nsys.modules['{package}'] = None"
-        + START.format(module=transport.removesuffix("Transport").lower(), transport=transport)
-    )
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it(package: str) -> None:
+    done = python(f"import sys\nsys.modules['{package}'] = None\nimport menv.serving.transports.http")
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"menv.errors.MissingExtraError: {transport}: ")
+    assert last.startswith("menv.errors.MissingExtraError: HttpTransport: ")
     assert last.endswith("run: pip install 'menv-rl[serve]'")
-    assert done.stdout == ""

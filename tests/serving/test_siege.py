@@ -10,7 +10,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -221,9 +221,9 @@ def test_a_short_message_is_handled_between_the_large_ones_of_other_clients() ->
         # The short one is the last that comes.
         one.envs.server.post(ready.wait)
         for voice in crowd[:8]:
-            voice.body(told(8_000).rjust(900_000))
+            voice.send(told(8_000).rjust(900_000))
             time.sleep(0.01)
-        crowd[8].body(told(1))
+        crowd[8].send(told(1))
         time.sleep(0.1)
         ready.set()
         for voice in crowd:
@@ -239,19 +239,13 @@ def send_for_ever(rude: Client, frame: bytes) -> None:
             rude.raw(frame)
 
 
-def half_a_frame(turns: Turns) -> float:
-    turns.voice.client.raw(b"00000100{")
-    return 0.0
-
-
-def brought(turns: Turns) -> float:
-    turns.voice.tell("EPISODES", episodes=[played(1, "")])
-    return 0.0
-
-
-def awaiting_weights(turns: Turns) -> float:
-    turns.voice.tell("EPISODES_AND_GET_STATE", episodes=[played(1, "")])
-    return 0.0
+OF_ALL: list[Callable[[Turns], object]] = [
+    *(bring for bring, _ in STATES.values()),
+    lambda turns: turns.voice.raw(b"00000100{"),
+    lambda turns: turns.voice.tell("EPISODES", episodes=[played(1, "")]),
+    lambda turns: turns.voice.tell("EPISODES_AND_GET_STATE", episodes=[played(1, "")]),
+]
+HALF_A_FRAME = OF_ALL[len(STATES)]
 
 
 def kill(one: Served, number: int) -> bool:
@@ -259,15 +253,14 @@ def kill(one: Served, number: int) -> bool:
 
     HTTP has no connection that could be lost.
     """
-    states = (*STATES, half_a_frame, brought, awaiting_weights)
     voice: Voice = one.voice(HTTP if number % 9 in (1, 4) else TCP)
     if number % 2:
         voice.greet()
-    state, over_http = states[number % len(states)], voice.client.door is HTTP
-    if state is not half_a_frame or not over_http:
-        state(Turns(voice, "e"))
-    voice.client.reset()
-    return over_http and state is not half_a_frame
+    bring, over_http = OF_ALL[number % len(OF_ALL)], voice.door is HTTP
+    if bring is not HALF_A_FRAME or not over_http:
+        bring(Turns(voice, "e"))
+    voice.reset()
+    return over_http and bring is not HALF_A_FRAME
 
 
 def kills(count: int) -> Served:

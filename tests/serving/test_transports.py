@@ -37,7 +37,7 @@ def test_a_body_of_any_size_comes_whole_and_its_reply_goes_whole(door: Door) -> 
     sizes = (0, 1, 2, 125, 126, 127, 65_535, 65_536, MAX_BODY)
     with meeting(door, max_body=MAX_BODY) as (_server, talks, one):
         for size in sizes:
-            assert one.ask(body_of(size)) == body_of(size)
+            assert one.echo(body_of(size)) == body_of(size)
         assert talks.bodies == [body_of(size) for size in sizes]
         assert [talk.peer.transport for talk in talks.all] == [door.name]
         host, port = one.socket.getsockname()
@@ -84,7 +84,7 @@ def test_a_fault_of_ours_costs_its_connection_and_is_kept(door: Door) -> None:
         assert unlucky.rest().partition(b"\r\n")[0] == (
             b"HTTP/1.1 500 Internal Server Error" if door is HTTP else b""
         )
-        assert healthy.ask(b"{goes on") == b"{goes on"
+        assert healthy.echo(b"{goes on") == b"{goes on"
         assert eventually(lambda: 1 in talks.losses)
         (fault,) = server.faults.kept
         assert isinstance(fault, ZeroDivisionError)
@@ -92,7 +92,7 @@ def test_a_fault_of_ours_costs_its_connection_and_is_kept(door: Door) -> None:
         frames = [frame for frame, _ in traceback.walk_tb(fault.__traceback__)]
         assert frames[-1].f_code.co_name == "received"
         assert frames[-1].f_locals == {}
-        assert healthy.ask(b"{still") == b"{still"
+        assert healthy.echo(b"{still") == b"{still"
 
 
 @every_door
@@ -106,7 +106,7 @@ def test_a_peer_that_does_not_read_is_not_read_either(door: Door) -> None:
         handled = len(talks.bodies)
         with Client(door, server.addresses[0]) as two:
             if door is not HTTP:
-                assert two.ask(b"{other") == b"{other"
+                assert two.echo(b"{other") == b"{other"
         time.sleep(0.2)
         assert len([one for one in talks.bodies if one != b"{other"]) == handled
         one.socket.settimeout(PATIENCE_S)
@@ -121,7 +121,7 @@ def test_a_transport_of_another_server_is_refused_and_continues_serving_it() -> 
         with pytest.raises(ConfigError, match="TcpTransport"):
             Server(Talks(), [transport])
         with Client(TCP, server.addresses[0]) as client:
-            assert client.ask(b"{in") == b"{in"
+            assert client.echo(b"{in") == b"{in"
 
 
 def test_middleware_of_the_application_sees_requests() -> None:
@@ -130,7 +130,7 @@ def test_middleware_of_the_application_sees_requests() -> None:
     with Server(Talks(), [transport]) as server:
         address = server.addresses[0]
         with Client(HTTP, address) as peer:
-            assert peer.ask(b"{in") == b"{in"
+            assert peer.echo(b"{in") == b"{in"
         with Client(HTTP, address) as stranger:
             stranger.raw(b"GET /health HTTP/1.1\r\nHost: lab.example\r\n\r\n")
             assert http_response(stranger.file)[0] == 400

@@ -115,7 +115,7 @@ def test_what_is_no_element_is_told_with_its_place() -> None:
     with served(rollout_fragment_length=1, **ROOM) as one, one.voice() as voice:
 
         def told(kind: str, **fields: Any) -> tuple[str, str]:
-            voice.body(bytes(to_raw({"type": kind, "episode_id": "e", **fields})))
+            voice.send(bytes(to_raw({"type": kind, "episode_id": "e", **fields})))
             answer = voice.hear()
             return answer.get("code", answer["type"]), answer.get("message", "").partition(": ")[0]
 
@@ -171,12 +171,12 @@ def test_a_client_that_writes_floats_and_a_mark_is_learned_from(door: Door) -> N
     with served() as one, one.voice(door) as voice:
 
         def ask(**message: Any) -> Any:
-            voice.body(b"\xef\xbb\xbf" + json.dumps(as_floats(message)).encode())
+            voice.send(b"\xef\xbb\xbf" + json.dumps(as_floats(message)).encode())
             return voice.hear()
 
         assert ask(type="GET_CONFIG", extensions=["menv-1"])["type"] == "SET_CONFIG"
         told = played(steps, id="a", t=0)
-        voice.body(b"\xef\xbb\xbf" + json.dumps(as_floats({"type": "EPISODES", "episodes": [told]})).encode())
+        voice.send(b"\xef\xbb\xbf" + json.dumps(as_floats({"type": "EPISODES", "episodes": [told]})).encode())
         if door is HTTP:
             assert voice.hear() == {"type": "OK"}
         assert ask(type="START_EPISODE", episode_id="b", seq=0) == {

@@ -12,7 +12,7 @@ from typing import Any
 from tests.serving.doors import HEADERS, HTTP, Client, Door, http_wrap
 
 
-class Voice:
+class Voice(Client):
     """One connection.
 
     Args:
@@ -25,30 +25,19 @@ class Voice:
     def __init__(
         self, door: Door, address: tuple[str, int], *, headers: str = HEADERS, session: str | None = None
     ) -> None:
-        self.client = Client(door, address)
+        super().__init__(door, address)
         self._headers = f"{headers}menv-session: {session or secrets.token_hex(16)}\r\n"
-        self._over_http = door is HTTP
-
-    def __enter__(self) -> Voice:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Say something and wait for nothing."""
-        self.body(json.dumps({"type": kind, **fields}).encode())
+        self.send(json.dumps({"type": kind, **fields}).encode())
 
-    def body(self, body: bytes) -> None:
-        """Send a body as it is."""
-        if self._over_http:
-            self.client.raw(http_wrap(body, self._headers))
-        else:
-            self.client.send(body)
+    def send(self, body: bytes) -> None:
+        self.raw(http_wrap(body, self._headers) if self.door is HTTP else self.door.wrap(body))
 
     def hear(self) -> Any:
         """Return the next message."""
-        return json.loads(self.client.receive())
+        return json.loads(self.receive())
 
     def ask(self, kind: str, **fields: Any) -> Any:
         """Say something and return the answer."""
@@ -69,7 +58,7 @@ class Voice:
     def bring(self, *episodes: dict[str, Any], **fields: Any) -> None:
         """Bring episodes, and wait until they are read."""
         self.tell("EPISODES", episodes=list(episodes), **fields)
-        if self._over_http:
+        if self.door is HTTP:
             assert self.hear() == {"type": "OK"}
         else:
             self.ping()
@@ -80,12 +69,9 @@ class Voice:
         assert answer["type"] == "SET_CONFIG", answer
         return answer
 
-    def leave(self) -> None:
-        self.client.leave()
-
 
 class Turns:
-    """The messages of one interactive episode, numbered one after the other."""
+    """The messages of one interactive episode, numbered one after the other; `voice` says them."""
 
     def __init__(self, voice: Voice, episode_id: str, training_enabled: bool = True) -> None:
         self.voice = voice
@@ -103,13 +89,7 @@ class Turns:
     def tell(self, kind: str, **fields: Any) -> None:
         """Say the next message and do not wait."""
         self._last = kind, {"episode_id": self.name, "seq": next(self._numbers), **fields}
-        self.voice.tell(kind, **self._last[1])
-
-    def taken_up(self, voice: Voice) -> Turns:
-        """Return the same episode on another connection."""
-        turns = object.__new__(Turns)
-        turns.voice, turns.name, turns._last, turns._numbers = voice, self.name, self._last, self._numbers
-        return turns
+        self.tell_again()
 
     def at(self, seq: int, kind: str, **fields: Any) -> Any:
         """Say a message with a number of its own."""
