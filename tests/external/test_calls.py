@@ -24,6 +24,7 @@ from tests.external.told import (
     training,
 )
 from tests.inside import sampler
+from tests.serving.talks import eventually
 
 
 def test_many_threads_play_many_episodes_at_once() -> None:
@@ -122,10 +123,7 @@ def test_two_calls_at_once_in_one_episode_are_refused_and_the_first_one_is_answe
         env.end_episode("x", obs(0, 1))
 
     with training(env, rollout_fragment_length=1) as algo, calling(first):
-        for _ in range(1000):
-            if env.broker._channels["x"].asked:
-                break
-            time.sleep(0.01)
+        assert eventually(lambda: env.broker._channels["x"].asked)
         for name in ("get_action", "log_action", "end_episode"):
             with pytest.raises(EpisodeError, match="get_action"):
                 calls(env)[name]()
@@ -150,23 +148,18 @@ def test_at_most_max_concurrent_episodes_are_open() -> None:
 
 def test_stop_wakes_waiting_threads_and_refuses_later_calls() -> None:
     env = Told()
-    told: list[Any] = []
 
     def wait() -> None:
-        with pytest.raises(CallOrderError) as caught:
+        with pytest.raises(CallOrderError):
             ask_steps(env, env.start_episode(), 0, 100)
-        told.append(caught.value)
 
     def wait_to_log() -> None:
-        with pytest.raises(CallOrderError) as caught:
+        with pytest.raises(CallOrderError):
             log_steps(env, env.start_episode(), 1, 10_000)
-        told.append(caught.value)
 
-    with training(env) as algo:
-        with calling(wait, wait, wait, wait_to_log):
-            algo.sample()
-            algo.stop()
-        assert len(told) == 4
+    with training(env) as algo, calling(wait, wait, wait, wait_to_log):
+        algo.sample()
+        algo.stop()
     for call in (env.start_episode, *calls(env).values()):
         with pytest.raises(CallOrderError):
             call()
@@ -175,18 +168,15 @@ def test_stop_wakes_waiting_threads_and_refuses_later_calls() -> None:
 def test_stop_from_another_thread_ends_a_poll_that_waits() -> None:
     env = Told()
     base_env = to_base_env(env)
-    told: list[Any] = []
 
     def poll() -> None:
-        with pytest.raises(CallOrderError) as caught:
+        with pytest.raises(CallOrderError):
             base_env.poll()
-        told.append(caught.value)
 
     with calling(poll):
         time.sleep(0.05)
         base_env.stop()
         env.over.set()
-    assert len(told) == 1
 
 
 def test_an_environment_is_sampled_once() -> None:

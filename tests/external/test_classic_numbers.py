@@ -96,28 +96,20 @@ def test_a_manual_loop_sees_the_calls_and_answers_them() -> None:
             observed, rewards, terminateds, truncateds, infos, taken = base_env.poll()
             for name in observed:
                 told = observed[name].get("agent0")
-                seen[name].append(
-                    (
-                        None if told is None else int(told[1]), rewards[name]["agent0"], terminateds[name]["__all__"],
-                        truncateds[name]["__all__"], taken.get(name),
-                    )
-                )  # fmt: skip
-                if terminateds[name]["__all__"]:
+                step, over = None if told is None else int(told[1]), terminateds[name]["__all__"]
+                flags = over, truncateds[name]["__all__"]
+                seen[name].append((step, rewards[name]["agent0"], *flags, taken.get(name)))
+                if over:
                     assert infos[name]["agent0"]["final_obs"].tolist() == [ord(name), 3.0]
                 else:
-                    assert infos[name]["agent0"] == ({"step": int(told[1]) - 1} if told[1] else {})
+                    assert infos[name]["agent0"] == ({"step": step - 1} if step else {})
             base_env.send_actions({name: {"agent0": 7} for name in observed if observed[name]})
         env.over.set()
-    assert (
-        seen["x"]
-        == seen["y"]
-        == [
-            (0, 0.0, False, False, None),
-            (1, 3.0, False, False, None),
-            (2, 3.0, False, False, {"agent0": 42}),
-            (None, 0.0, True, False, None),
-        ]
-    )
+    wanted = [
+        (0, 0.0, False, False, None), (1, 3.0, False, False, None), (2, 3.0, False, False, {"agent0": 42}),
+        (None, 0.0, True, False, None),
+    ]  # fmt: skip
+    assert seen == {"x": wanted, "y": wanted}
     assert got == {"x": [7, 7], "y": [7, 7]}
     base_env.stop()
 

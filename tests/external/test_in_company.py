@@ -105,18 +105,15 @@ class Told_(DefaultCallbacks):  # noqa: N801 - read as "told"
     def __init__(self) -> None:
         self.heard: list[tuple[str, Any]] = []
 
-    def _hear(self, what: str, episode: Any) -> None:
-        self.heard.append((what, episode.episode_id))
-
     def on_episode_start(self, *, episode: Any, **kwargs: Any) -> None:
-        self._hear("start", episode)
+        self.heard.append(("start", episode.episode_id))
 
     def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
-        self._hear("step", episode)
+        self.heard.append(("step", episode.episode_id))
 
     def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
         episode.custom_metrics["last"] = float(episode.last_observation_for("agent0")[1])
-        self._hear("end", episode)
+        self.heard.append(("end", episode.episode_id))
 
 
 def test_callbacks_hear_of_each_episode_in_order_but_not_of_one_that_is_only_paid() -> None:

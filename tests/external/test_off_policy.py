@@ -200,7 +200,8 @@ class Logged(SixDicts):
 @pytest.mark.parametrize("algorithm", [DQN, PPO])
 def test_off_policy_actions_of_an_own_base_env_are_recorded(algorithm: Any) -> None:
     config = {"rollout_fragment_length": 12, "explore": False, "seed": 0}
-    with algo_of(algorithm, Logged([ScriptedEnv(SOLO, 0, "a")], "now"), config) as algo:
+    env = Logged([ScriptedEnv(SOLO, 0, "a")], "now")
+    with algorithm(env=lambda context: env, config=config) as algo:
         batch = algo.sample()["default_policy"]
     odd = batch["obs"][:, 4].astype(int) % 2 == 1
     if algorithm is DQN:
@@ -214,9 +215,5 @@ def test_off_policy_actions_of_an_own_base_env_are_recorded(algorithm: Any) -> N
 def test_an_off_policy_action_without_an_observation_is_refused() -> None:
     env = Logged([ScriptedEnv(SOLO, 0, "a")], "now")
     env.stray = True
-    with algo_of(DQN, env, {}) as algo, pytest.raises(ContractError, match="off_policy_actions"):
+    with DQN(env=lambda context: env) as algo, pytest.raises(ContractError, match="off_policy_actions"):
         algo.sample()
-
-
-def algo_of(algorithm: Any, env: Any, config: Any) -> Any:
-    return algorithm(env=lambda context: env, config=config)

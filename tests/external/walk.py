@@ -73,18 +73,17 @@ def walk_on(env: Any, walk: Walk, act: Callable[[str, Any], Any] | None = None) 
         env.end_episode(episode, seen, truncated=truncated)
 
 
-def same_columns(first: Any, second: Any, without: tuple[str, ...] = ()) -> None:
+def same_columns(first: Any, second: Any) -> None:
     """Check that two batches of one policy are equal, column by column."""
     assert set(first) == set(second)
     assert first.count == second.count > 0
     for name in first:
-        if name not in without:
-            one, other = first[name], second[name]
-            if name == "infos":
-                assert one.tolist() == other.tolist()
-            else:
-                np.testing.assert_array_equal(one, other, err_msg=name)
-                assert one.dtype == other.dtype, name
+        one, other = first[name], second[name]
+        if name == "infos":
+            assert one.tolist() == other.tolist()
+        else:
+            np.testing.assert_array_equal(one, other, err_msg=name)
+            assert one.dtype == other.dtype, name
     for name in ("lengths", "next_obs", "next_mask", "final_missing"):
         np.testing.assert_array_equal(
             getattr(first.segments, name), getattr(second.segments, name), err_msg=name

@@ -6,7 +6,7 @@ import contextlib
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -151,12 +151,13 @@ def observation(number: float) -> Any:
     return np.array([0.0, 0.5, number / 1000.0], np.float32)
 
 
-def play(client: Any, rewards: list[float], episode: str | None = None, truncated: bool = False) -> list[Any]:
+def play(
+    client: Any, rewards: list[float], episode: str | None = None, see: Callable[[int], Any] = observation
+) -> list[Any]:
     """Play an episode with these rewards and return its actions."""
-    name = client.start_episode(episode)
-    actions = []
+    name, actions = client.start_episode(episode), []
     for number, reward in enumerate(rewards):
-        actions.append(client.get_action(name, observation(number)))
+        actions.append(client.get_action(name, see(number)))
         client.log_returns(name, reward)
-    client.end_episode(name, observation(len(rewards)), truncated)
+    client.end_episode(name, see(len(rewards)))
     return actions

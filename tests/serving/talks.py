@@ -32,14 +32,12 @@ class Talk:
         self.admitted = True
         self.bodies: list[bytes] = []
         self.held: list[Reply] = []
-        self.closes: list[Callable[[], None]] = []
         self.losses = 0
 
     def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> None:
         assert threading.current_thread().name == "menv-serving"
         assert self.losses == 0
         self.bodies.append(body)
-        self.closes.append(close)
         if body.startswith(RAISE):
             raise ZeroDivisionError("a fault of ours")
         if body.startswith(HOLD):
@@ -89,8 +87,23 @@ def serving(
     *doors: Door, limits: Limits | None = None, access: Access | None = None, faults: int = 0
 ) -> Iterator[tuple[Server, Talks]]:
     """Run a server with a port for each door; it must have had that many faults, and nothing may be logged."""
+    logged: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = logged.append  # type: ignore[assignment, method-assign]
+    logging.getLogger().addHandler(handler)
+    talks = Talks()
+    server = Server(talks, [door.make() for door in doors], limits, access)
+    talks.late = lambda callback: threading.Timer(0.01, server.post, (callback,)).start()
     with patch.object(tcp, "LINGER_S", LINGER_S), patch.object(http, "LINGER_S", LINGER_S):
-        yield from _served(doors, limits, access, faults)
+        server.start()
+        try:
+            yield server, talks
+        finally:
+            server.stop()
+            logging.getLogger().removeHandler(handler)
+    assert [record.getMessage() for record in logged if not record.name.startswith("uvicorn")] == []
+    assert (server.faults.count, server.connections) == (faults, 0), server.faults.kept
+    assert talks.losses == [1] * len(talks.all)
 
 
 @contextlib.contextmanager
@@ -103,27 +116,6 @@ def meeting(
         Client(door, server.addresses[0]) as one,
     ):
         yield server, talks, one
-
-
-def _served(
-    doors: tuple[Door, ...], limits: Limits | None, access: Access | None, faults: int
-) -> Iterator[tuple[Server, Talks]]:
-    logged: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = logged.append  # type: ignore[assignment, method-assign]
-    logging.getLogger().addHandler(handler)
-    talks = Talks()
-    server = Server(talks, [door.make() for door in doors], limits, access)
-    talks.late = lambda callback: threading.Timer(0.01, server.post, (callback,)).start()
-    server.start()
-    try:
-        yield server, talks
-    finally:
-        server.stop()
-        logging.getLogger().removeHandler(handler)
-    assert [record.getMessage() for record in logged if not record.name.startswith("uvicorn")] == []
-    assert (server.faults.count, server.connections) == (faults, 0), server.faults.kept
-    assert talks.losses == [1] * len(talks.all)
 
 
 def eventually(condition: Callable[[], object]) -> bool:

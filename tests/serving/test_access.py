@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -147,15 +146,11 @@ OF_PAGES = Access(token=TOKEN, allowed_origins=[PAGE, "null"])
 FROM_PAGE = f"{HERE}Origin: {PAGE}\r\n"
 
 
-def asks(origin: str = f"Origin: {PAGE}\r\n", host: str = "localhost") -> bytes:
-    """Return what a browser asks before it sends what a page wants to send."""
-    wants = "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization, menv-session\r\n"
-    return f"OPTIONS /rllink HTTP/1.1\r\nHost: {host}\r\n{origin}{wants}\r\n".encode()
-
-
 def test_a_page_that_is_allowed_may_send_and_read_over_one_connection() -> None:
     with meeting(HTTP, access=OF_PAGES) as (_server, talks, one):
-        one.raw(asks())
+        # As a browser does before it sends what a page wants to send.
+        wants = "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization, menv-session\r\n"
+        one.raw(f"OPTIONS /rllink HTTP/1.1\r\n{FROM_PAGE}{wants}\r\n".encode())
         status, headers, _ = http_response(one.file)
         assert (status, headers["access-control-allow-origin"]) == (200, PAGE)
         assert "Origin" in headers["vary"]
@@ -344,10 +339,7 @@ def test_a_certificate_that_cannot_be_used_is_a_named_error(
         certificate = tmp_path / "text.pem"
         certificate.write_text("hello", "utf-8")
     else:
-        key = tmp_path / "key.pem"
-        subprocess.run(
-            ["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True, timeout=60
-        )
+        key = made_in(tmp_path)[1]
     access = Access(ssl_certificate=certificate, ssl_key=key)
     with pytest.raises(ConfigError, match=r"Access\.ssl_certificate"):
         served(settings={"access": access}).__enter__()
@@ -362,9 +354,8 @@ PATIENCE = 60
 @needs_openssl
 @pytest.mark.parametrize("transport", ["tcp", "http"])
 def test_a_client_is_told_at_once_of_a_certificate_that_does_not_hold(
-    transport: TransportName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transport: TransportName, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = made_in(tmp_path)
     scheme = transport + "s"
     with keeping(transport=transport, access=Access(ssl_certificate=files[0], ssl_key=files[1])) as course:
         with pytest.raises(ConfigError, match="SSL_CERT_FILE"):

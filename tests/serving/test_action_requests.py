@@ -57,7 +57,7 @@ def test_a_bad_question_among_good_ones_is_refused_alone_and_nothing_of_it_is_ta
 
 def calls_of_the_network(one: Served) -> list[int]:
     """Return a list that grows by the number of rows of each call."""
-    backend: Any = one.algo.get_policy().networks.backend  # type: ignore[attr-defined]
+    backend: Any = one.algo.get_policy().networks.backend
     decide, calls = backend.decide, list[int]()
 
     def counted(obs: Any, *rest: Any) -> Any:

@@ -17,7 +17,7 @@ import pytest
 
 from menv.algorithms import DQN, PPO
 from menv.errors import CallOrderError, EpisodeError, ServerGoneError
-from menv.serving import Access, Limits, PolicyClient, PolicyServerInput
+from menv.serving import Access, Limits, PolicyClient
 from menv.serving.policy_server import TransportName
 from tests.interrupting import Alarm
 from tests.serving.certificates import made_in, needs_openssl
@@ -31,7 +31,7 @@ from tests.serving.courses import (
     play,
     playing,
 )
-from tests.serving.doors import DOORS, HTTP, TCP
+from tests.serving.doors import HTTP, TCP
 from tests.serving.served import obs_of, served, settled
 from tests.serving.talks import eventually
 
@@ -212,14 +212,11 @@ def test_every_reward_arrives_once_in_random_games_over_connections_that_are_cut
     if encrypted:
         monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
         settings["access"] = Access(ssl_certificate=files[0], ssl_key=files[1])
-    door = TCP if scheme.startswith("tcp") else HTTP
+    doors = (TCP if scheme.startswith("tcp") else HTTP,)
     # PPO leaves out what the application has done itself.
-    with served(DQN if remote else PPO, PolicyServerInput, settings=settings, **TEAMS) as one:
-        port, most = (
-            one.envs.addresses[DOORS.index(door)][1],
-            chance.choice([800, 8000]) + HANDSHAKE * encrypted,
-        )
-        wire = Wire(port, seed, chance.choice([3, 20]), most)
+    with served(DQN if remote else PPO, doors=doors, settings=settings, **TEAMS) as one:
+        most = chance.choice([800, 8000]) + HANDSHAKE * encrypted
+        wire = Wire(one.port, seed, chance.choice([3, 20]), most)
         try:
             with one.sampling():
                 interval, address = chance.choice([None, 0.01]), f"{scheme}://localhost:{wire.port}"

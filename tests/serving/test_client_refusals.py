@@ -97,11 +97,7 @@ def test_steps_for_which_the_server_has_no_room_wait_until_it_has() -> None:
         assert sampling.wait(30)
         later = threading.Timer(0.3, go.set)
         later.start()
-        name = client.start_episode()
-        for step in range(1500):
-            client.get_action(name, observation(step % 5))
-            client.log_returns(name, float(step))
-        client.end_episode(name, observation(0))
+        play(client, [float(step) for step in range(1500)], see=lambda step: observation(step % 5))
         client.update_policy_weights()
         later.join()
         assert course.has_rewards([5.0] * 20 + [float(step) for step in range(1500)])
@@ -167,11 +163,7 @@ def test_no_episode_is_too_large_for_a_server_however_much_a_step_holds(
     config: dict[str, Any], seen: Any, steps: int
 ) -> None:
     with playing("local", config, env_steps_per_sample=10_000) as (course, client):
-        name = client.start_episode()
-        for step in range(steps):
-            client.get_action(name, seen)
-            client.log_returns(name, float(step))
-        client.end_episode(name, seen)
+        play(client, [float(step) for step in range(steps)], see=lambda step: seen)
         client.update_policy_weights()
         assert course.has_rewards([float(step) for step in range(steps)])
 

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +15,12 @@ from menv.errors import CallOrderError, ConfigError
 from tests.engines.processes import open_files
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, Client, Door, every_door
 from tests.serving.talks import FLOOD, HOLD, LATE, Server, Talks, eventually, meeting, serving
+
+
+def half_close(one: Client) -> None:
+    one.send(HOLD)
+    one.socket.shutdown(socket.SHUT_WR)
+
 
 STATES: dict[str, Callable[[Client], object]] = {
     "no word": lambda one: None,
@@ -23,8 +30,8 @@ STATES: dict[str, Callable[[Client], object]] = {
     "waiting": lambda one: one.send(HOLD),
     "waiting a little": lambda one: one.send(LATE),
     # More than fits into the buffers between us, so that it is still on its way.
-    "being replied to": lambda one: [one.send(FLOOD) for _ in range(20)],
-    "half closed": lambda one: [one.send(HOLD), one.socket.shutdown(socket.SHUT_WR)],
+    "being replied to": lambda one: one.raw(one.door.wrap(FLOOD) * 20),
+    "half closed": half_close,
 }
 HEARD = list(STATES)[4:]
 """Those in which a whole body has been sent."""
@@ -60,37 +67,30 @@ def test_a_peer_that_vanishes_is_gone_for_its_conversation_and_nobody_else(
 @every_door
 @every_state
 def test_stop_ends_all_conversations_and_frees_port_and_thread(door: Door, state: str) -> None:
-    server = Server(talks := Talks(), [door.make()])
-    talks.late = lambda callback: threading.Timer(0.01, server.post, (callback,)).start()
-    server.start()
-    one = Client(door, server.addresses[0])
-    STATES[state](one)
-    if state in HEARD:
-        assert eventually(lambda: talks.bodies)
-    begun = time.monotonic()
-    server.stop()
-    assert time.monotonic() - begun < PATIENCE_S
-    assert the_serving_threads() == []
-    assert server.connections == 0
-    assert talks.losses == [1] * len(talks.all)
-    assert (server.faults.count, [*server.faults.kept]) == (0, [])
+    with serving(door) as (server, talks):
+        one = Client(door, server.addresses[0])
+        STATES[state](one)
+        if state in HEARD:
+            assert eventually(lambda: talks.bodies)
+        begun = time.monotonic()
+        server.stop()
+        assert time.monotonic() - begun < PATIENCE_S
+        assert the_serving_threads() == []
     one.rest()
     one.leave()
-    again = Server(Talks(), [door.make(server.addresses[0][1])])
-    again.start()
-    with Client(door, again.addresses[0]) as two:
+    with (
+        Server(Talks(), [door.make(server.addresses[0][1])]) as again,
+        Client(door, again.addresses[0]) as two,
+    ):
         assert two.echo(b"{again") == b"{again"
-    again.stop()
 
 
 def test_stop_may_be_called_twice_and_by_several_threads_and_before_start() -> None:
     server = Server(Talks(), [TCP.make()])
     server.start()
-    threads = [threading.Thread(target=server.stop) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(5) as pool:
+        for stopping in [pool.submit(server.stop) for _ in range(5)]:
+            stopping.result()
     server.stop()
     with pytest.raises(CallOrderError):
         server.start()

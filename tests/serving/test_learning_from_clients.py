@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium as gym
@@ -19,9 +20,9 @@ from menv.errors import ConfigError
 from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
 from menv.serving import PolicyClient, RLlinkInput
 from menv.serving.protocol import Episodes, GetState
-from tests.serving.courses import TEAMS, every_mode, keeping, observation, playing
+from tests.serving.courses import TEAMS, every_mode, keeping, observation, play, playing
 from tests.serving.doors import HTTP, TCP, Door, every_door
-from tests.serving.served import Served, obs_of, played, served
+from tests.serving.served import MASKED, Served, obs_of, played, served
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice
 
@@ -129,11 +130,7 @@ def test_weights_that_do_not_learn_keep_their_number_and_clients_continue(algori
         with one.training():
             # Several train batches of 32 steps, after each of which a local client asks for the next weights.
             for _ in range(4):
-                episode_id = client.start_episode()
-                for number in range(40):
-                    client.get_action(episode_id, obs_of(number))
-                    client.log_returns(episode_id, 1.0)
-                client.end_episode(episode_id, obs_of(0))
+                play(client, [1.0] * 40)
             assert eventually(lambda: one.algo.iteration >= 3)
         assert one.envs.broker.weights_seq_no == 1
         assert client.weights_seq_no in (None, 1)
@@ -263,25 +260,26 @@ def test_what_was_said_ahead_is_answered_in_order_and_makes_fragments_of_their_l
 
 @every_mode
 def test_log_action_waits_for_the_sampler_while_other_clients_are_served(mode: Any) -> None:
-    with served(DQN, **OF_20) as one, one.voice() as other:
-        host, port = one.envs.addresses[0]
-        with PolicyClient(f"tcp://{host}:{port}", mode) as client:
-            name, logged = client.start_episode(), threading.Event()
+    with (
+        served(DQN, **OF_20) as one,
+        one.voice() as other,
+        one.client(mode) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        name = client.start_episode()
 
-            def log() -> None:
-                for step in range(3):
-                    client.log_action(name, obs_of(step), 0)
-                logged.set()
+        def log() -> None:
+            for step in range(3):
+                client.log_action(name, obs_of(step), 0)
 
-            logging = threading.Thread(target=log)
-            logging.start()
-            for _ in range(20):
-                assert other.ask("GET_STATE")["type"] == "SET_STATE"
-            assert not logged.wait(0.1)
-            with one.sampling():
-                assert logged.wait(20)
-                logging.join(20)
-                client.end_episode(name, obs_of(0))
+        logged = pool.submit(log)
+        for _ in range(20):
+            assert other.ask("GET_STATE")["type"] == "SET_STATE"
+        time.sleep(0.1)
+        assert not logged.done()
+        with one.sampling():
+            logged.result(20)
+            client.end_episode(name, obs_of(0))
 
 
 def moved(agent_obs: Mapping[Any, Any], **_: Any) -> dict[Any, Any]:
@@ -314,21 +312,18 @@ def test_an_input_for_clients_that_act_by_themselves_is_refused_when_the_algorit
 
 
 S = gym.spaces
-SEEN = S.Box(-1.0, 1.0, (2,), np.float32)
 CAR: Any = S.Dict({
     "gas": S.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32)),
     "gear": S.Tuple([S.Discrete(3, start=1), S.Box(-np.inf, np.inf, (), np.float32)]),
 })  # fmt: skip
-MASKED_CAR = S.Dict({"action_mask": S.MultiBinary(3), "seen": SEEN})
-SPACES: dict[str, Any] = {"observation_space": MASKED_CAR, "action_space": CAR}
 
 
 @pytest.mark.each_value
 @every_mode
 @pytest.mark.parametrize("transport", ["tcp", "http"])
 def test_clients_of_both_modes_get_elements_and_train(mode: Any, transport: Any) -> None:
-    shown = {"action_mask": np.array([0, 1, 1], np.int8), "seen": np.zeros(2, np.float32)}
-    with keeping(SPACES, transport, trains=False) as course:
+    shown = {"action_mask": np.array([0, 1, 1], np.int8), "at": np.zeros(2, np.float32)}
+    with keeping({**MASKED, "action_space": CAR}, transport) as course:
         with PolicyClient(course.address, mode, timeout=20) as client:
             name = client.start_episode()
             acts = []

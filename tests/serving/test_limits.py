@@ -115,13 +115,10 @@ def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> No
         end = threading.Event()
 
         def drip() -> None:
-            for byte in whole:
-                if end.wait(0.02):
-                    return
-                try:
-                    one.raw(bytes([byte]))
-                except OSError:
-                    return
+            with contextlib.suppress(OSError):
+                for byte in whole:
+                    if not end.wait(0.02):
+                        one.raw(bytes([byte]))
 
         dripping = threading.Thread(target=drip)
         dripping.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -268,15 +269,7 @@ def test_a_policy_that_did_not_learn_has_the_weights_that_it_had() -> None:
     for seq in (6, 7, 9):
         history.note(seq, "a", some(seq))
     history.note(9, "c", some(3.0))
-    assert [value_of(history, "a", seq) for seq in (4, 5, 6, 7, 8, 9, 10)] == [
-        None,
-        None,
-        None,
-        7,
-        7,
-        9,
-        None,
-    ]
+    assert [value_of(history, "a", seq) for seq in range(4, 11)] == [*[None] * 3, 7, 7, 9, None]
     assert [value_of(history, "b", seq) for seq in (4, 5, 8, 9, 10)] == [None, 2, 2, 2, None]
     assert [value_of(history, "c", seq) for seq in (8, 9)] == [None, 3]
     assert value_of(history, "nobody", 9) is None
@@ -296,7 +289,6 @@ def test_one_thread_acts_and_learns_while_others_judge() -> None:
             policy.set_weights(weights)
             wanted.append(backend.evaluate(0, rows, None, actions).logp.tobytes())
         assert len(set(wanted)) == len(wanted)
-        wrong: list[int] = []
         newest = [0]
         done = threading.Event()
         history.note(0, policy.policy_id, sets[0])
@@ -305,18 +297,17 @@ def test_one_thread_acts_and_learns_while_others_judge() -> None:
             while not done.is_set():
                 seq = max(0, newest[-1] - back)
                 found = history.evaluate(policy, seq, rows, None, actions)
-                if found is not None and found.logp.tobytes() != wanted[seq % 10]:
-                    wrong.append(seq)
+                assert found is None or found.logp.tobytes() == wanted[seq % 10]
 
-        threads = [threading.Thread(target=judge, args=(back,)) for back in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for seq in range(1, 2000):
-            policy.set_weights(sets[seq % 10])
-            assert backend.evaluate(0, rows, None, actions).logp.tobytes() == wanted[seq % 10]
-            history.note(seq, policy.policy_id, sets[seq % 10])
-            newest.append(seq)
-        done.set()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        with ThreadPoolExecutor(2) as pool:
+            judging = [pool.submit(judge, back) for back in (0, 1)]
+            try:
+                for seq in range(1, 2000):
+                    policy.set_weights(sets[seq % 10])
+                    assert backend.evaluate(0, rows, None, actions).logp.tobytes() == wanted[seq % 10]
+                    history.note(seq, policy.policy_id, sets[seq % 10])
+                    newest.append(seq)
+            finally:
+                done.set()
+            for one in judging:
+                one.result()

@@ -274,7 +274,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def logp_of(one: Served, sent: Any) -> Any:
     """Return the log-probabilities of what was sent under the weights that act now."""
-    networks: Any = one.algo.get_policy().networks  # type: ignore[attr-defined]
+    networks: Any = one.algo.get_policy().networks
     rows, actions = np.array(sent["obs"][:-1], np.float32), networks.output.inverse(np.array(sent["actions"]))
     states = np.array(sent["state_in"], np.float32) if "state_in" in sent else None
     return networks.backend.evaluate(0, rows, None, actions, states).logp

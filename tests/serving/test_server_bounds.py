@@ -228,42 +228,30 @@ def test_clients_take_turns_with_their_pieces() -> None:
         assert logp == pytest.approx([-0.7, -0.1, -0.7])
 
 
-def starts(voice: Voice) -> Any:
-    return voice.ask("START_EPISODE", episode_id="another")
-
-
-def brings(voice: Voice) -> Any:
-    voice.tell("EPISODES", episodes=[played(1, end="", id="another")])
-    answer = voice.ask("PING")
-    if answer["type"] == "ERROR":
-        assert voice.hear() == {"type": "PONG"}
-    return answer
-
-
-def announces(voice: Voice) -> Any:
-    return voice.ask("GET_POLICIES", episode_id="another", agent_ids=["agent0"])
-
-
 @pytest.mark.parametrize("of_all", [False, True], ids=["of a client", "of all clients"])
-@pytest.mark.parametrize("begin", [starts, brings, announces])
+@pytest.mark.parametrize(("kind", "fields"), [
+    ("START_EPISODE", {"episode_id": "another"}),
+    ("EPISODES", {"episodes": [played(1, end="", id="another")]}),
+    ("GET_POLICIES", {"episode_id": "another", "agent_ids": ["agent0"]}),
+])  # fmt: skip
 def test_open_episodes_are_bounded_however_they_are_begun(
-    begin: Callable[[Voice], Any], of_all: bool
+    kind: str, fields: dict[str, Any], of_all: bool
 ) -> None:
     limits = Limits(max_open_episodes=3) if of_all else Limits(max_episodes=3)
     with (
         served(settings={"limits": limits}) as one,
         one.sampling(),
-        one.voice() as first,
-        one.voice() as second,
+        one.voice(HTTP) as first,
+        one.voice(HTTP) as second,
     ):
         turns = Turns(first, "a")
         assert first.ask("GET_POLICIES", episode_id="b", agent_ids=["agent0"])["type"] == "POLICIES"
         first.bring(played(1, end="", id="c"))
-        refused = begin(second if of_all else first)
+        refused = (second if of_all else first).ask(kind, **fields)
         assert (refused["type"], refused["code"]) == ("ERROR", "too_many")
         assert f"3 episodes{' of all clients' * of_all} are open" in refused["message"]
         # One that was announced has its place.
         first.bring(played(1, end="", id="b"))
         turns.end(obs_of(1))
-        assert begin(second)["type"] != "ERROR"
-        assert begin(first).get("code") == ("too_many" if of_all else None)
+        assert second.ask(kind, **fields)["type"] != "ERROR"
+        assert first.ask(kind, **fields).get("code") == ("too_many" if of_all else None)

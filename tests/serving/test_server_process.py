@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import signal
@@ -12,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -83,23 +82,6 @@ def test_connections_and_refusals_are_logged(caplog: pytest.LogCaptureFixture) -
     ]  # fmt: skip
 
 
-def at_once(do: Callable[[], Any]) -> None:
-    do()
-
-
-def in_a_loop(do: Callable[[], Any]) -> None:
-    """Call as notebooks do: another thread serves then."""
-
-    async def called() -> None:
-        do()
-
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(called())
-    finally:
-        loop.close()
-
-
 @pytest.fixture(autouse=True)
 def usual() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -126,8 +108,7 @@ def test_what_was_decided_is_answered_before_ctrl_c_is_raised(monkeypatch: pytes
         assert voice.hear()["type"] == "ACTION"
 
 
-@pytest.mark.parametrize("way", [at_once, in_a_loop])
-def test_ctrl_c_ends_a_wait_for_clients(way: Callable[[Callable[[], Any]], None]) -> None:
+def test_ctrl_c_ends_a_wait_for_clients() -> None:
     main = threading.main_thread().ident
     assert main is not None
     with served(doors=(TCP,), settings={"idle_timeout": 20.0}) as one:
@@ -135,11 +116,8 @@ def test_ctrl_c_ends_a_wait_for_clients(way: Callable[[Callable[[], Any]], None]
         timer.start()
         begun = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            way(one.algo.sample)
+            one.algo.sample()
         assert time.monotonic() - begun < 10.0
-
-
-OURS = "from menv.serving.transports import access, server, tcp"
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -148,7 +126,8 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_transports_import_nothing_heavy_until_they_are_used() -> None:
     heavy = ("starlette", "uvicorn", "h11", "torch", "onnxruntime", "ray")
-    done = python(f"{OURS}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])")
+    ours = "from menv.serving.transports import access, server, tcp"
+    done = python(f"{ours}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])")
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 

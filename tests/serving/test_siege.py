@@ -39,35 +39,26 @@ class Healthy:
         self.width = one.envs.observation_space.shape[0]
         self._voice = one.voice(door)
         self._stopping = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="a healthy client", daemon=True)
 
     def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                turns = Turns(self._voice, f"healthy {self.episodes}")
-                width = self.width
-                for step in range(5):
-                    assert turns.act([step / 10] * width) in (0, 1)
-                    turns.pay(step)
-                turns.end([0.5] * width)
-                self.episodes += 1
-        except BaseException as error:
-            self._error = error
+        while not self._stopping.is_set():
+            turns = Turns(self._voice, f"healthy {self.episodes}")
+            for step in range(5):
+                assert turns.act([step / 10] * self.width) in (0, 1)
+                turns.pay(step)
+            turns.end([0.5] * self.width)
+            self.episodes += 1
 
     @contextlib.contextmanager
     def playing(self) -> Iterator[Healthy]:
         self._voice.greet()
-        self._thread.start()
-        try:
-            yield self
-        finally:
-            self._stopping.set()
-            self._thread.join(30)
-            self._voice.leave()
-        assert not self._thread.is_alive()
-        if self._error is not None:
-            raise self._error
+        with self._voice, ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self._run)
+            try:
+                yield self
+            finally:
+                self._stopping.set()
+                running.result(30)
 
 
 def damaged(damage: Damage, draw: random.Random, door: Door, count: int, whole: bool) -> bytes:

@@ -109,9 +109,10 @@ class Turns:
         assert answer["type"] == "ACTION", answer
         return answer["action"]
 
-    def pay(self, reward: Any, **fields: Any) -> None:
+    def pay(self, reward: Any, **fields: Any) -> Any:
         answer = self.say("LOG_RETURNS", reward=reward, **fields)
         assert answer["type"] == "OK", answer
+        return answer
 
     def end(self, obs: Any, **fields: Any) -> None:
         answer = self.say("END_EPISODE", observation=obs, **fields)
