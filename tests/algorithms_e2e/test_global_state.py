@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from mpe2 import simple_spread_v3
 
-from menv import VectorMultiAgentEnv
 from menv.algorithms import PPO, QMIX, SAC
 from menv.cli.main import main
 from menv.errors import ContractError
 from tests.algorithms_e2e.shifts import NUMBERS, Shifts
 from tests.algorithms_e2e.test_teams import SMALL
 from tests.inside import policy_set
+from tests.worlds import InArrays
 
 PROCESSES = {"engine": "process"}
 STATE = {**SMALL, "critic_obs": "state"}
@@ -78,15 +78,16 @@ def test_where_a_fragment_is_cut_the_next_state_is_that_of_the_next_observation(
         assert rows == [[NUMBERS[agent], step, *codes[agent], step, 10 * step] for step in steps]
 
 
-class Worlds(VectorMultiAgentEnv):
+class Worlds(InArrays):
     """Two worlds of two agents for two steps. An agent sees its number, and the state is the env step and the world."""
 
+    cut = True
+
     def __init__(self, config: Any) -> None:
-        self.num_envs, self.possible_agents = 2, ["a", "b"]
+        super().__init__(config)
         self.observation_spaces = dict.fromkeys("ab", gym.spaces.Box(0, 9, (1,)))
         space = gym.spaces.Box(-1, 1, (1,)) if config.get("continuous") else gym.spaces.Discrete(2)
         self.action_spaces = dict.fromkeys("ab", space)
-        self.forgets, self.at = config.get("forgets"), 0
 
     def observe(self) -> Any:
         return np.tile(np.array([[[1], [2]]], np.float32), (2, 1, 1))
@@ -94,19 +95,9 @@ class Worlds(VectorMultiAgentEnv):
     def state(self) -> Any:
         return np.array([[self.at, world] for world in range(2)])
 
-    def reset(self, *, seed: int | None = None) -> Any:
-        self.at = 0
-        return self.observe(), {}
-
-    def step(self, actions: Any) -> Any:
-        self.at += 1
-        last, over = self.state(), self.at == 2
-        self.at %= 2
-        infos: dict[str, Any] = {"final_obs": self.observe(), "_final_obs": np.ones(2)} if over else {}
-        if over and not self.forgets:
-            infos["final_state"] = last
-        done = np.full((2, 2), over)
-        return self.observe(), np.ones((2, 2)), 0 * done, done, infos
+    def infos(self) -> Any:
+        told = super().infos()
+        return {**told, "final_state": self.state()} if told and not self.config.get("forgets") else told
 
 
 def test_worlds_that_step_as_arrays_have_states_too() -> None:

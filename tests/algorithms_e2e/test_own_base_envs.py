@@ -4,45 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import BaseEnv
 from menv.algorithms import PPO
-from menv.base_env import ALL
+from tests.worlds import InDicts
 
 LENGTH = 4
 TOGETHER = 12
 
 
-class Matches(BaseEnv):
-    """Three matches of one agent; with `leave` match 2 ends for good after its first episode."""
+class Matches(InDicts):
+    """Three matches; with `leave` match 2 ends for good after its first episode."""
 
-    observation_space = gym.spaces.Box(0, LENGTH, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    ids, length = range(3), LENGTH
 
-    def __init__(self, context: Any) -> None:
-        self.at = dict.fromkeys(range(3), 0)
-        self.leave, self.out = context.get("leave", False), [(env_id, 0.0) for env_id in self.at]
-
-    def poll(self, timeout: float | None = None) -> Any:
-        out, self.out = self.out, []
-        obs = {env_id: {"a": np.array([self.at[env_id]], np.float32)} for env_id, _ in out}
-        over = {env_id: {ALL: self.at[env_id] == LENGTH} for env_id in obs}
-        rewards = {env_id: {"a": paid} for env_id, paid in out}
-        return obs, rewards, over, {env_id: {ALL: False} for env_id in obs}, {}, {}
-
-    def send_actions(self, slots: Any, actions: Any = None) -> None:
-        for env_id in slots:
-            self.at[env_id] += 1
-            self.out.append((env_id, 1.0))
-
-    def try_reset(self, env_id: Any = None, **_: Any) -> Any:
-        if self.leave and env_id == 2:
-            return None, None
-        self.at[env_id] = 0
-        return {env_id: {"a": np.zeros(1, np.float32)}}, {}
+    def try_reset(self, env_id: Any = None, **given: Any) -> Any:
+        left = self.config.get("leave") and env_id == 2
+        return (None, None) if left else super().try_reset(env_id, **given)
 
 
 class Counted(Matches):

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import Policy, VectorMultiAgentEnv, local_policy_inference
+from menv import Policy, local_policy_inference
 from menv.algorithms import PPO, QMIX
 from menv.cli.main import main
 from menv.envs import TwoStepGame
@@ -18,7 +18,7 @@ from menv.errors import ConfigError, ContractError
 from menv.playing.game import Game
 from menv.tracking import Run
 from tests.algorithms_e2e.test_qmix import GROUP, QUICK
-from tests.worlds import Several
+from tests.worlds import InArrays, Several
 
 NO_EXPLORATION = {"evaluation_duration": 4, "evaluation_config": {"explore": False}}
 PROCESSES = {"engine": "process", "num_envs_per_worker": 2, "rollout_fragment_length": 4}
@@ -108,40 +108,25 @@ def test_the_command_trains_a_policy_for_each_group_and_a_game_finds_the_one_of_
     assert json.loads(capsys.readouterr().out)["agent_reward_mean"].keys() >= {"scout_0", "scout_1", "tower"}
 
 
-class Rows(VectorMultiAgentEnv):
+class Rows(InArrays):
     """Three worlds of two agents for two steps; each is paid its action. `apart` ends "b" a step before "a"."""
 
-    def __init__(self, config: Any) -> None:
-        self.num_envs, self.possible_agents = 3, ["a", "b"]
-        self.observation_spaces = dict.fromkeys("ab", gym.spaces.Box(0, 9, (2,)))
-        self.action_spaces = dict.fromkeys("ab", gym.spaces.Discrete(3))
-        self.apart, self.columns = config.get("apart"), config.get("columns")
+    num_envs = 3
+    observation_spaces = dict.fromkeys("ab", gym.spaces.Box(0, 9, (2,)))
+    action_spaces = dict.fromkeys("ab", gym.spaces.Discrete(3))
 
     def formed(self, array: Any) -> Any:
-        return {"a": array[:, 0], "b": array[:, 1]} if self.columns else array
+        return {"a": array[:, 0], "b": array[:, 1]} if self.config.get("columns") else array
 
     def observe(self) -> Any:
         return self.formed(np.array([[[world, self.at]] * 2 for world in range(3)], np.float32))
 
-    def reset(self, *, seed: int | None = None) -> Any:
-        self.at = 0
-        return self.observe(), {}
+    def pay(self, actions: Any) -> Any:
+        paid = np.stack([actions["a"], actions["b"]], 1) if self.config.get("columns") else actions
+        return self.formed(paid.astype(np.float64))
 
-    def step(self, actions: Any) -> Any:
-        if self.columns:
-            actions = np.stack([actions["a"], actions["b"]], 1)
-        self.at += 1
-        last, over = self.observe(), self.at == 2
-        self.at %= 2
-        done = np.tile([over, over or bool(self.apart)], (3, 1))
-        infos = {"final_obs": last, "_final_obs": np.ones(3, np.bool_)} if over else {}
-        return (
-            self.observe(),
-            self.formed(actions.astype(np.float64)),
-            self.formed(done),
-            self.formed(0 * done),
-            infos,
-        )
+    def done(self) -> Any:
+        return self.formed(np.tile([self.at == 2, self.at == 2 or bool(self.config.get("apart"))], (3, 1)))
 
 
 @pytest.mark.parametrize("columns", [True, False])

@@ -8,12 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import PolicySpec, VectorMultiAgentEnv
+from menv import PolicySpec
 from menv.algorithms import DQN, PPO, QMIX
 from menv.envs import TwoStepGame
 from menv.errors import ConfigError
 from tests.algorithms_e2e.shifts import NUMBERS, Shifts
-from tests.worlds import like
+from tests.worlds import InArrays, like
 
 SMALL: dict[str, Any] = {
     "seed": 1,
@@ -54,30 +54,21 @@ def test_all_agents_of_an_environment_are_paid_what_their_team_earns(how: Any, w
     assert score == sum(map(sum, PAID[None].values()))
 
 
-class Fields(VectorMultiAgentEnv):
+class Fields(InArrays):
     """Two worlds of three agents for three steps; agents are paid 1, 2 and 3, and the first one dies after step 1."""
 
-    def __init__(self, config: Any = None) -> None:
-        self.num_envs, self.possible_agents = 2, ["a", "b", "c"]
-        self.observation_spaces = dict.fromkeys("abc", gym.spaces.Box(0.0, 9.0, (2,), np.float32))
-        self.action_spaces = dict.fromkeys("abc", gym.spaces.Discrete(2))
-        self.at = 0
-
-    def reset(self, *, seed: int | None = None) -> Any:
-        self.at = 0
-        return self.observe(), {}
+    possible_agents, length = tuple("abc"), 3
+    observation_spaces = dict.fromkeys("abc", gym.spaces.Box(0.0, 9.0, (2,), np.float32))
+    action_spaces = dict.fromkeys("abc", gym.spaces.Discrete(2))
 
     def observe(self) -> Any:
         return np.stack([np.full((2, 2), (number, self.at), np.float32) for number in (1, 2, 3)], 1)
 
-    def step(self, actions: Any) -> Any:
-        self.at += 1
-        over, last = self.at == 3, self.observe()
-        dead = np.tile([True, over, over], (2, 1))
-        self.at %= 3
-        infos = {"final_obs": last, "_final_obs": np.ones(2)} if over else {}
-        rewards = np.tile([1.0 if self.at == 1 else 0.0, 2.0, 3.0], (2, 1))
-        return self.observe(), rewards, dead, np.zeros((2, 3)), infos
+    def pay(self, actions: Any) -> Any:
+        return np.tile([float(self.at == 1), 2.0, 3.0], (2, 1))
+
+    def done(self) -> Any:
+        return np.tile([True, self.at == 3, self.at == 3], (2, 1))
 
 
 @pytest.mark.parametrize(

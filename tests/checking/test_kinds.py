@@ -12,13 +12,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 
 from menv import to_base_env
-from menv.base_env import ALL, BaseEnv
 from menv.checking import check_env
 from menv.envs.tictactoe import TicTacToe
 from menv.vector_env import VectorEnv
 from tests.bad_input.broken_envs import UNIT, FaultyGym
 from tests.contract.scripted import IRREGULAR, TOGETHER, TURNS, ScriptedEnv, SixDicts
-from tests.worlds import TWO, Several, like
+from tests.worlds import TWO, InDicts, Several, like
 
 
 def codes(env: Any, **settings: Any) -> list[str]:
@@ -206,31 +205,10 @@ def test_an_own_base_env_has_no_error_however_it_resets(mode: str, script: Any) 
     assert {found.code for found in findings} <= {"ME040", "ME102"}
 
 
-class Own(BaseEnv):
-    """Two sub-environments with one agent each, four env steps an episode, in six dicts."""
+class Own(InDicts):
+    """A user's own, whose ids are strings."""
 
-    observation_space = UNIT
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, context: Any = None) -> None:
-        self.at = {"left": 0, "right": 0}
-        self.next: Any = [{env: {"a": np.zeros(3, np.float32)} for env in self.at}, {}, {}, {}, {}, {}]
-
-    def poll(self, timeout: float | None = None) -> Any:
-        now, self.next = self.next, [{} for _ in range(6)]
-        return tuple(now)
-
-    def send_actions(self, slots: Any, actions: Any = None) -> None:
-        for env in slots:
-            self.at[env] += 1
-            self.next[0][env] = {"a": np.zeros(3, np.float32)}
-            self.next[1][env] = {"a": 1.0}
-            self.next[2][env] = {ALL: self.at[env] == 4}
-            self.next[3][env] = {ALL: False}
-
-    def try_reset(self, env_id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
-        self.at[env_id] = 0
-        return {env_id: {"a": np.zeros(3, np.float32)}}, {env_id: {}}
+    ids = ("left", "right")
 
 
 def own(method: str, replacement: Any) -> Any:

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 
 from menv.algorithms import PPO
-from menv.base_env import ALL, BaseEnv
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError
 from tests.checkpoints.runs import SMALL, trained, weights_of
+from tests.worlds import InDicts, like
 
 ENVS = SMALL["num_envs_per_worker"]
 
@@ -35,48 +34,15 @@ def test_sub_environments_that_step_together_begin_again(tmp_path: Path) -> None
             assert trained(again, 1)["num_episodes_not_resumed"] == ENVS
 
 
-class Counter(BaseEnv):
-    """A `BaseEnv` of a user's own, which nobody may reset behind its back."""
-
-    observation_space = gym.spaces.Box(0.0, 10.0, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, config: Any = None) -> None:
-        self.at, self.answered = 0, True
-
-    def poll(self, timeout: float | None = None) -> Any:
-        if not self.answered:
-            return {}, {}, {}, {}, {}, {}
-        self.answered = False
-        over = {"a": self.at == 7, ALL: self.at == 7}
-        return (
-            {0: self.seen()},
-            {0: {"a": 1.0 * (self.at > 0)}},
-            {0: over},
-            {0: {ALL: False}},
-            {0: {"a": {}}},
-            {},
-        )
-
-    def send_actions(self, slots: Any, actions: Any = None) -> None:
-        self.at, self.answered = self.at + 1, True
-
-    def try_reset(self, env_id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
-        self.at, self.answered = 0, False
-        return {0: self.seen()}, {0: {"a": {}}}
-
-    def seen(self) -> Any:
-        return {"a": np.full(1, self.at, np.float32)}
-
-
 def test_a_custom_base_env_restarts_in_a_new_algorithm_only(
     tmp_path: Path,
 ) -> None:
-    with PPO(env=Counter, config={**SMALL, "num_envs_per_worker": 1}) as algo:
+    counter = like(InDicts, ids=(0,), length=7)
+    with PPO(env=counter, config={**SMALL, "num_envs_per_worker": 1}) as algo:
         trained(algo, 1)
         algo.save(tmp_path)
         wanted = weights_of(algo)
-        with PPO.from_checkpoint(tmp_path, env=Counter) as again:
+        with PPO.from_checkpoint(tmp_path, env=counter) as again:
             assert weights_of(again) == wanted
             result = trained(again, 1)
             assert result["num_episodes_not_resumed"] == 1

@@ -28,6 +28,7 @@ from tests.contract.scripted import (
     altered,
 )
 from tests.properties.schedules import UNITS, as_found, by_agent, paid_in, sampler, scripts
+from tests.worlds import InArrays
 
 COMES_AND_GOES: Script = [
     [
@@ -159,14 +160,17 @@ def test_no_reward_of_worlds_as_arrays_is_lost(script: Script, length: int) -> N
     assert {agent: got[agent] for agent in UNITS} == {agent: paid[agent] for agent in UNITS}
 
 
-class Meadow(VectorMultiAgentEnv):
+class Meadow(InArrays):
     """Three worlds of agents "a" and "b", whose episodes have four steps; `wrong` changes what the second step returns.
 
     An observation has a mask that forbids action 0 to "b".
     """
 
+    num_envs, length, cut = 3, 4, True
+
     def __init__(self, wrong: Callable[[list[Any]], None] = lambda result: None) -> None:
-        self.num_envs, self.possible_agents, self.wrong = 3, ["a", "b"], wrong
+        super().__init__()
+        self.wrong = wrong
         parts = {
             "observation": gym.spaces.Box(-9, 9, (2,), np.float32),
             "action_mask": gym.spaces.MultiBinary(2),
@@ -175,10 +179,6 @@ class Meadow(VectorMultiAgentEnv):
         self.action_spaces = dict.fromkeys("ab", gym.spaces.Discrete(2))
         self.chosen: list[Any] = []
 
-    def reset(self, *, seed: int | None = None) -> Any:
-        self.at = 0
-        return self.observe(), {}
-
     def observe(self) -> Any:
         seen = np.full((3, 2), self.at, np.float32)
         return {
@@ -186,19 +186,15 @@ class Meadow(VectorMultiAgentEnv):
             for agent in "ab"
         }
 
+    def pay(self, actions: Any) -> Any:
+        return dict.fromkeys("ab", np.ones(3))
+
+    def done(self) -> Any:
+        return dict.fromkeys("ab", np.full(3, self.at == 4))
+
     def step(self, actions: Any) -> Any:
         self.chosen.append(actions)
-        self.at += 1
-        over, each = self.at == 4, dict.fromkeys
-        infos = {"final_obs": self.observe(), "_final_obs": np.ones(3)} if over else {}
-        self.at %= 4
-        result = [
-            self.observe(),
-            each("ab", np.ones(3)),
-            each("ab", np.zeros(3)),
-            each("ab", np.full(3, over)),
-            infos,
-        ]
+        result = list(super().step(actions))
         if len(self.chosen) == 2:
             self.wrong(result)
         return tuple(result)

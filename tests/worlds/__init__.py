@@ -1,8 +1,9 @@
 """Environments that do what a few lines say: a test derives one and writes down only what matters to it.
 
-`Alone` is gymnasium's, `InStep` several of it that step together; the agents of `Several` act together, in turns, or
-come and go, and `Calling` is an application that plays a game of several agents. All count episodes in `episode` and
-the env steps of an episode in `at`; `config` is what they were created with. A step counts, pays, and then shows.
+`Alone` is gymnasium's, `InStep` several of it that step together, `InDicts` a user's own `BaseEnv`; the agents of
+`Several` act together, in turns, or come and go, those of `InArrays` in several worlds at once, and `Calling` is an
+application that plays a game of several agents. The env steps of an episode are in `at`, and most count episodes in
+`episode`; `config` is what they were created with. A step counts, pays, and then shows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv import ExternalMultiAgentEnv, MultiAgentEnv, VectorEnv
+from menv import BaseEnv, ExternalMultiAgentEnv, MultiAgentEnv, VectorEnv, VectorMultiAgentEnv
 
 LINE: Any = gym.spaces.Box(-1000.0, 1000.0, (1,), np.float32)
 TWO: Any = gym.spaces.Discrete(2)
@@ -122,6 +123,80 @@ class Several(MultiAgentEnv):
         paid, over = self.pay(action_dict), self.at == self.length
         ends = {"__all__": over and not self.cut, **dict.fromkeys(self.dead(action_dict), True)}
         return self.observe(), paid, ends, {"__all__": over and self.cut}, self.infos()
+
+
+class InArrays(VectorMultiAgentEnv):
+    """Worlds of several agents that step together, in arrays of worlds by agents, or in dicts of them by agent.
+
+    Each agent is paid 1 a step, and all worlds end after `length` of them; with `cut`, they are truncated.
+    """
+
+    num_envs: Any = 2
+    possible_agents: Any = ("a", "b")
+    length = 2
+    cut = False
+
+    def __init__(self, config: Any = None) -> None:
+        self.possible_agents = list(self.possible_agents)
+        self.config: Any = {} if config is None else config
+        self.at = 0
+
+    def observe(self) -> Any:
+        raise NotImplementedError
+
+    def pay(self, actions: Any) -> Any:
+        return np.ones((self.num_envs, len(self.possible_agents)))
+
+    def done(self) -> Any:
+        return np.full((self.num_envs, len(self.possible_agents)), self.at == self.length)
+
+    def infos(self) -> Any:
+        over = self.at == self.length
+        return {"final_obs": self.observe(), "_final_obs": np.ones(self.num_envs)} if over else {}
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        self.at = 0
+        return self.observe(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.at += 1
+        paid, done, infos = self.pay(actions), self.done(), self.infos()
+        none = {agent: 0 * flags for agent, flags in done.items()} if isinstance(done, dict) else 0 * done
+        self.at %= self.length
+        return self.observe(), paid, none if self.cut else done, done if self.cut else none, infos
+
+
+class InDicts(BaseEnv):
+    """Sub-environments of one agent, "a", that sees the env step: a `BaseEnv` in six dicts."""
+
+    observation_space: Any = LINE
+    action_space: Any = TWO
+    ids: Any = (0, 1)
+    length = 4
+
+    def __init__(self, config: Any = None) -> None:
+        self.config: Any = {} if config is None else config
+        self.at: Any = dict.fromkeys(self.ids, 0)
+        self.due = list(self.ids)
+
+    def see(self, env_id: Any) -> Any:
+        return {"a": np.full(1, self.at[env_id], np.float32)}
+
+    def poll(self, timeout: float | None = None) -> Any:
+        due, self.due = self.due, []
+        obs = {env_id: self.see(env_id) for env_id in due}
+        paid = {env_id: {"a": float(self.at[env_id] > 0)} for env_id in due}
+        over = {env_id: {"__all__": self.at[env_id] == self.length} for env_id in due}
+        return obs, paid, over, {env_id: {"__all__": False} for env_id in due}, {}, {}
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        for env_id in slots:
+            self.at[env_id] += 1
+            self.due.append(env_id)
+
+    def try_reset(self, env_id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+        self.at[env_id] = 0
+        return {env_id: self.see(env_id)}, {env_id: {}}
 
 
 class Calling(ExternalMultiAgentEnv):
