@@ -77,22 +77,18 @@ def to_base_env(
             first_index=first_index, strict=strict,
         )  # fmt: skip
     make = _creator(env, make_env, num_envs)
+    if not isinstance(engine, Engine):
+        from menv.workers.engines import make_engine
+
+        # An environment mostly waits for actions and needs no CPU of a cluster.
+        engine = make_engine(engine, cpus=0.0)
     tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None
     found = RemoteEnvs(
-        same_spaces(make, env), num_envs, _engine(engine), like=env, batch_wait_ms=remote_env_batch_wait_ms,
+        same_spaces(make, env), num_envs, engine, like=env, batch_wait_ms=remote_env_batch_wait_ms,
         env_timeout=env_timeout, tolerated=tolerated, seed=seed, first_index=first_index,
     )  # fmt: skip
     close_unused(env)
     return found
-
-
-def _engine(engine: EngineName | Engine | None) -> Engine:
-    if isinstance(engine, Engine):
-        return engine
-    from menv.workers.engines import make_engine
-
-    # An environment mostly waits for actions and needs no CPU of a cluster.
-    return make_engine(engine, cpus=0.0)
 
 
 def _creator(env: object, make_env: Callable[[int], Any] | None, num_envs: int) -> Callable[[int], Any]:

@@ -133,7 +133,13 @@ class Engine(ABC):
         idle = {actor for actor in actors if not actor.pending}
         for actor, error in self._end(actors, grace).items():
             if actor in idle:
-                _warn_of_end(f"{actor.label} (pid {actor.pid})", error, grace)
+                slow = (
+                    f"did not end within {grace:g} s and was killed, expected its object to close by then; look at "
+                    "what its close() waits for, and for threads and processes that it leaves running"
+                )
+                bad = f"could not close: {error}, expected its object to close; fix its close()"
+                told = f"{actor.label} (pid {actor.pid}): {bad if error else slow}"
+                warnings.warn(told, EnvFaultWarning, stacklevel=2)
         self._actors.clear()
 
     @abstractmethod
@@ -163,15 +169,6 @@ def in_a_line(error: str) -> str:
     fatal = [line for line in lines if line.startswith(FATAL)]
     said = f"; its stderr: {[*lines, *fatal][-1][:_LONGEST_LAST]}" if lines else ""
     return " ".join(head.split()) + said
-
-
-def _warn_of_end(whose: str, error: str, grace: float) -> None:
-    slow = (
-        f"did not end within {grace:g} s and was killed, expected its object to close by then; look at what its "
-        "close() waits for, and for threads and processes that it leaves running"
-    )
-    bad = f"could not close: {error}, expected its object to close; fix its close()"
-    warnings.warn(f"{whose}: {bad if error else slow}", EnvFaultWarning, stacklevel=3)
 
 
 _DEPTH = 8

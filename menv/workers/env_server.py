@@ -185,17 +185,11 @@ class EnvServer:
             raise
 
 
-class ValueStack(NamedTuple):
-    """Elements of one type and shape as one array, a row each."""
+class PackedStack(NamedTuple):
+    """Elements of one type and shape as one array, a row each; of dicts with the same `keys` each key's values."""
 
-    rows: Any
-
-
-class DictStack(NamedTuple):
-    """Dicts with the same keys, each key's values packed."""
-
-    keys: tuple[Any, ...]
-    values: tuple[Any, ...]
+    values: Any
+    keys: tuple[Any, ...] | None = None
 
 
 def pack_stack(elements: Any) -> Any:
@@ -209,23 +203,23 @@ def pack_stack(elements: Any) -> Any:
     if kind is np.ndarray and first.ndim and not first.dtype.hasobject:
         shape, dtype = first.shape, first.dtype
         if all(element.shape == shape and element.dtype == dtype for element in elements):
-            return ValueStack(np.array(elements))
+            return PackedStack(np.array(elements))
     elif isinstance(first, np.generic) and first.dtype.kind in "biuf":
-        return ValueStack(np.array(elements))
+        return PackedStack(np.array(elements))
     elif kind is dict:
         keys = tuple(first)
         if keys and all(tuple(element) == keys for element in elements):
-            return DictStack(keys, tuple(pack_stack([element[key] for element in elements]) for key in keys))
+            return PackedStack([pack_stack([element[key] for element in elements]) for key in keys], keys)
     return elements
 
 
 def unpack_stack(packed: Any) -> Sequence[Any]:
     """Return what `pack_stack` packed, with writable rows."""
-    if isinstance(packed, ValueStack):
-        rows = packed.rows
+    if not isinstance(packed, PackedStack):
+        elements: Sequence[Any] = packed
+        return elements
+    rows, keys = packed
+    if keys is None:
         return list(rows if rows.flags.writeable else rows.copy())
-    if isinstance(packed, DictStack):
-        columns = [unpack_stack(values) for values in packed.values]
-        return [dict(zip(packed.keys, values, strict=True)) for values in zip(*columns, strict=True)]
-    rows_or_list: Sequence[Any] = packed
-    return rows_or_list
+    columns = [unpack_stack(values) for values in rows]
+    return [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -39,7 +39,11 @@ def known_here(env: object) -> RegisteredEnv:
     """Return what `env` means here, and all other names that can travel."""
     own, every = RegisteredEnv.of(env), RegisteredEnv.everything()
     creators = {name: _pickled(one) for name, one in every.creators.items() if name not in own.creators}
-    specs = {name: _light(spec) for name, spec in every.gym_specs.items() if not _is_built_in(spec)}
+    specs = {
+        name: _light(spec)
+        for name, spec in every.gym_specs.items()
+        if not str(spec.entry_point).startswith(_BUILT_IN)
+    }
     if not can_be_pickled(specs):
         specs = {name: spec for name, spec in specs.items() if can_be_pickled(spec)}
     there = {name: one for name, one in creators.items() if one is not None}
@@ -51,11 +55,6 @@ def _pickled(creator: Callable[..., Any]) -> PickledCreator | None:
         return PickledCreator(creator)
     except UnsendableError:
         return None
-
-
-def _is_built_in(spec: Any) -> bool:
-    """Return whether gymnasium itself registers the spec."""
-    return isinstance(spec.entry_point, str) and spec.entry_point.startswith(_BUILT_IN)
 
 
 def _light(spec: gym.envs.registration.EnvSpec) -> gym.envs.registration.EnvSpec:

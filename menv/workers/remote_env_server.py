@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 
@@ -22,19 +22,6 @@ _NOBODY: IntArray = np.zeros(0, np.int64)
 _NO_ROWS: dict[str, Any] = {"slots": _NOBODY, "obs": [], "rewards": np.zeros(0), "infos": None}
 
 
-class LossReason(NamedTuple):
-    """Why a process was lost: a line and the type of the error for faults, and the message with the end of stderr."""
-
-    line: str
-    kind: str
-    message: str
-
-    @classmethod
-    def of(cls, error: Exception) -> Self:
-        kind, message = type(error).__name__, str(error)
-        return cls(f"{kind}: {in_a_line(message)[:_LONGEST].rstrip()}", kind, message)
-
-
 class RemoteEnvServer:
     """The server of sub-environment `index`.
 
@@ -42,7 +29,8 @@ class RemoteEnvServer:
     observations, delivered one by one: a poll never holds rows of an episode and its end. `begins` is True until its
     process has reported an episode, `ended` without a process, after too many losses, `paused` where the last update
     came from a poll that paused. `held` are rewards that wait for their agents' next rows, `env_steps` is the count
-    of the last update. `lost_by` is the last loss.
+    of the last update. `lost_by` is the type of the error of the last loss, and its message with the
+    end of stderr.
     """
 
     def __init__(self, index: int) -> None:
@@ -51,7 +39,7 @@ class RemoteEnvServer:
         self.asked = 0
         self.has_reported = self.begins = self.ended = self.paused = False
         self.undelivered: deque[ServerUpdate] = deque()
-        self.lost_by: LossReason
+        self.lost_by: tuple[str, str]
         self.held: Mapping[AgentId, float] = {}
         self.env_steps = 0
         # Env steps at the last reset, in the last update and in the last delivery.
@@ -207,8 +195,8 @@ class RemoteEnvServer:
 
     def fault(self, where: str = "step") -> EnvFault:
         """Return the fault of a sub-environment whose process was lost."""
-        line, kind, message = self.lost_by
-        line = f"{line} in {where} of env {self.index}"
+        kind, message = self.lost_by
+        line = f"{kind}: {in_a_line(message)[:_LONGEST].rstrip()} in {where} of env {self.index}"
         return EnvFault(self.index, self.index, where, line, (kind, "", 0), self._start, message)
 
     @property

@@ -37,7 +37,7 @@ from menv.errors import (
 from menv.registry import env_kind
 from menv.workers.engine import Engine, T, Ts
 from menv.workers.env_server import EnvServer, ServerUpdate
-from menv.workers.remote_env_server import LossReason, RemoteEnvServer, append_events
+from menv.workers.remote_env_server import RemoteEnvServer, append_events
 
 _NO_INFO: Mapping[str, Any] = {}
 
@@ -334,7 +334,7 @@ class RemoteEnvs(Adapter):
         while server.asked:
             value = self._take_answer(server)
             if server.actor is not actor:
-                raise WorkerLostError(server.lost_by.message)
+                raise WorkerLostError(server.lost_by[1])
         return value
 
     def _take_answer(self, server: RemoteEnvServer) -> Any:
@@ -373,7 +373,7 @@ class RemoteEnvs(Adapter):
         Raises EnvCrashError if the server must not be replaced again.
         """
         self._check_not_stopped()
-        server.lost_by, plays = LossReason.of(error), server.plays
+        server.lost_by, plays = (type(error).__name__, str(error)), server.plays
         try:
             if counts:
                 self._count_loss(server, error, plays)
@@ -385,15 +385,11 @@ class RemoteEnvs(Adapter):
             if plays:
                 server.lose()
         self._restart(server)
-        self._check_not_stopped()
-        self._tell_created(server.index)
 
     def _revive(self, server: RemoteEnvServer) -> None:
         """Start a process for a server that was given up or is out of step, when the run continues after the error."""
         if server.ended:
-            self._check_not_stopped()
             self._restart(server)
-            self._tell_created(server.index)
         elif server.is_out_of_step:
             what = "abandoned, because this process was interrupted in the middle of a request"
             self._lost(server, WorkerLostError(f"{server.actor.label}: {what}"), counts=False)
@@ -416,11 +412,14 @@ class RemoteEnvs(Adapter):
         )  # fmt: skip
 
     def _restart(self, server: RemoteEnvServer) -> None:
-        """Start a process and begin its episodes."""
+        """Start a process and begin its episodes, unless `stop` was called in another thread."""
+        self._check_not_stopped()
         with suppress(Exception):
             server.actor.kill()
         self._start_process(server)
         server.begin(int(server.has_reported))
+        self._check_not_stopped()
+        self._tell_created(server.index)
 
     def _count_loss(self, server: RemoteEnvServer, error: Exception, plays: bool) -> None:
         """Count a loss; raise EnvCrashError if the limit is exceeded."""

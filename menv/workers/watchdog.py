@@ -20,7 +20,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 
 CREATION_S = 60.0
 """Smallest time limit of the creation of environments, imports included."""
@@ -60,9 +59,7 @@ class Watchdog:
     def __enter__(self) -> None:
         self._watches = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._watches = False
 
     def look(self) -> int | None:

@@ -1,4 +1,4 @@
-"""A rollout worker: samples in another process, created from a `WorkerInit` and kept up to date by `PolicyUpdate`s.
+"""A rollout worker: samples in another process, kept up to date by `PolicyUpdate`s.
 
 `remote_rollouts` requests fragments to learn from, `evaluation_runner` the quotas of evaluations. It imports no torch,
 unless a policy acts with it.
@@ -13,16 +13,16 @@ from typing import Any
 
 from menv import rng
 from menv.adapters.adapter import Adapter
-from menv.adapters.validation import check_worker
+from menv.adapters.validation import Declared, check_worker
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.rollouts.environments import create_envs, create_evaluation_envs
+from menv.algorithms.rollouts.environments import WorkerPlacement, create_envs, create_evaluation_envs
 from menv.algorithms.rollouts.evaluation import Evaluation, EvaluationShare
 from menv.algorithms.rollouts.local_rollouts import LocalRollouts, freeze
 from menv.algorithms.rollouts.worker_messages import (
     Fragment,
     PolicyUpdate,
     PolicyView,
-    WorkerInit,
+    WorkerSettings,
     network_policies,
     synced_filters,
 )
@@ -34,7 +34,6 @@ from menv.sampling.sampler import SamplerState
 from menv.workers.watchdog import Watchdog, creation
 from menv.workers.worker_process import set_log_level
 
-Filters = dict[str, list[tuple[int, Any]]]
 _ALWAYS = ("always", None, EnvFaultWarning)
 
 
@@ -44,18 +43,31 @@ def import_runtime() -> None:
 
 
 class RolloutWorker:
-    """Samples the share of the sub-environments that its placement says: fragments, or the quotas of evaluations."""
+    """Samples the share of the sub-environments that its placement says: fragments, or the quotas of evaluations.
 
-    def __init__(self, worker_init: WorkerInit) -> None:
-        config, placement = worker_init.settings.config, worker_init.placement
+    `declared` are the spaces of the driver's environment; `num_envs` is the number of sub-environments of each worker;
+    `state` is what it continues from, None at the start of a run.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        placement: WorkerPlacement,
+        policies: PolicyView,
+        seed: int,
+        declared: Declared,
+        num_envs: int,
+        state: SamplerState | None,
+    ) -> None:
+        config = settings.config
         set_log_level(config.log_level)
-        worker_init.settings.registered.register()
-        self._init, self._policies = worker_init, worker_init.worker_policies
+        settings.registered.register()
+        self._placement, self._policies = placement, policies
+        self._declared, self._num_envs = declared, num_envs
         # Remote environments are watched from here.
         self._seconds = None if config.remote_worker_envs else config.env_timeout
         if config.seed is not None:
-            rng.seed_process(worker_init.seed, placement.worker_index)
-        seed = worker_init.seed
+            rng.seed_process(seed, placement.worker_index)
         self._metrics = Metrics(0)
         self._rollouts: LocalRollouts
         self._evaluation: Evaluation
@@ -73,19 +85,19 @@ class RolloutWorker:
             )
             self._rollouts.later = config.overlap and not self._rollouts.hooked
         self._source.guard = Watchdog(self._seconds, self._progress)
-        if worker_init.state is not None and not placement.in_evaluation:
-            self._rollouts.resume(worker_init.state)
+        if state is not None and not placement.in_evaluation:
+            self._rollouts.resume(state)
 
     def _make_envs(self, config: AlgorithmConfig) -> Adapter:
-        init, placement = self._init, self._init.placement
+        placement = self._placement
         with creation(self._seconds):
             first, base_env = (
                 create_evaluation_envs(config, None, placement)
                 if placement.in_evaluation
                 else create_envs(config, placement)
             )
-        num_envs = 0 if placement.in_evaluation else init.num_envs
-        check_worker(placement.label, base_env, first, init.declared, num_envs)
+        num_envs = 0 if placement.in_evaluation else self._num_envs
+        check_worker(placement.label, base_env, first, self._declared, num_envs)
         return base_env
 
     def take(self, update: PolicyUpdate) -> None:
@@ -119,7 +131,13 @@ class RolloutWorker:
         now = sampler.state()
         state = SamplerState(steps=now.steps, begun=now.begun, running=now.running)
         metrics, timers = self._metrics.take(), rollouts.timers.take()
-        return Fragment(batch, counters, state, metrics, self._seen(), faults, timers)
+        seen: dict[str, list[tuple[int, Any]]] = {}
+        for policy_id, filters in synced_filters(self._policies.policies).items():
+            for position, one in filters.items():
+                if one.is_training:
+                    seen.setdefault(policy_id, []).append((position, one.copy()))
+                    one.reset_state()
+        return Fragment(batch, counters, state, metrics, seen, faults, timers)
 
     def switch(self, worker_policies: PolicyView) -> None:
         """Switch to the current policies; running episodes keep theirs."""
@@ -164,15 +182,6 @@ class RolloutWorker:
     def _progress(self) -> int:
         steps = getattr(self._source.base_env, "env_steps", None)
         return 0 if steps is None else int(steps.sum())
-
-    def _seen(self) -> Filters:
-        found: Filters = {}
-        for policy_id, filters in synced_filters(self._policies.policies).items():
-            for position, one in filters.items():
-                if one.is_training:
-                    found.setdefault(policy_id, []).append((position, one.copy()))
-                    one.reset_state()
-        return found
 
 
 @contextmanager

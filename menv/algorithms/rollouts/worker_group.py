@@ -20,7 +20,6 @@ from menv.algorithms.rollouts.rollout_worker import RolloutWorker, import_runtim
 from menv.algorithms.rollouts.worker_messages import (
     PolicyUpdate,
     PolicyView,
-    WorkerInit,
     WorkerSettings,
     network_policies,
     synced_filters,
@@ -200,7 +199,7 @@ class WorkerGroup:
     def update(self) -> Iterator[PolicyUpdate | None]:
         """Yield a parcel of what workers lack of the policies, None if that is nothing; see `PolicySync.sending`."""
         with self.policy_sync.sending() as update:
-            yield None if update.empty else self._engine.put(update)
+            yield self._engine.put(update) if any(update) else None
 
     def policies(self) -> PolicyView:
         """Return a parcel of the current policies."""
@@ -244,13 +243,7 @@ class WorkerGroup:
     def ask(self, index: int, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         """Request a call of a worker's method."""
         if index in self._outdated:
-            if self._outdated[index]:
-                self._start(index)
-            else:
-                self._ready.discard(index)
-                self._actors[index].create(RolloutWorker, self._worker_init(index))
-                self._asked[index].append(CREATE)
-                del self._outdated[index]
+            self._create(index, elsewhere=self._outdated[index])
         self._actors[index].ask(method, *args)
         # Answers come in the order of the requests.
         self._asked[index] = [*self._asked[index], method.__name__][-self._actors[index].pending :]
@@ -327,36 +320,29 @@ class WorkerGroup:
         self._stopped = True
         self._engine.stop()
 
-    def _start(self, index: int) -> None:
-        """Create a worker in another process."""
-        self._outdated[index] = True
-        self._actors[index].kill()
+    def _create(self, index: int, elsewhere: bool = True) -> None:
+        """Create a worker, in another process if `elsewhere`."""
+        self._outdated[index] = elsewhere
         self._ready.discard(index)
-        worker_init = self._worker_init(index)
-        self._actors[index] = self._engine.start(
-            RolloutWorker, worker_init, label=worker_init.placement.label
-        )
-        self._asked[index] = [CREATE]
+        policies, placement = self.policy_sync.worker_policies(), self._placement(index)
+        init = (
+            self._settings, placement, policies, self.seed, self._declared, self._each, self.states[index]
+        )  # fmt: skip
+        if elsewhere:
+            self._actors[index].kill()
+            self._actors[index] = self._engine.start(RolloutWorker, *init, label=placement.label)
+            self._asked[index] = [CREATE]
+        else:
+            self._actors[index].create(RolloutWorker, *init)
+            self._asked[index].append(CREATE)
         del self._outdated[index]
-
-    def _worker_init(self, index: int) -> WorkerInit:
-        policies = self.policy_sync.worker_policies()
-        return WorkerInit(
-            self._settings,
-            self._placement(index),
-            policies,
-            self.seed,
-            self._declared,
-            self._each,
-            self.states[index],
-        )
 
     def _placement(self, index: int) -> WorkerPlacement:
         return WorkerPlacement(index + 1, index in self._recreated, self._in_evaluation)
 
     def _leave_out(self, index: int, error: NoRoomError) -> None:
         """Continue without a worker, if there are others; a new one waits for room."""
-        self._start(index)
+        self._create(index)
         running = len(self) - len(self.absent) - 1
         if not running or self._in_evaluation:
             self.absent.clear()
@@ -392,7 +378,7 @@ class WorkerGroup:
                 self._outdated[index] = True
                 raise self._too_many(errors) from error
             time.sleep(PAUSES[len(errors) - 1])
-        self._start(index)
+        self._create(index)
         self._check_running()
 
     def _could_not_begin(self, index: int, error: EnvCrashError) -> WorkerLostError:

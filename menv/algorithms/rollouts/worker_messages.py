@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.rollouts.environments import WorkerPlacement
 from menv.algorithms.rollouts.postprocessing import BatchPostprocessor
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.pipeline import PolicyConnectors, carry_frames
@@ -37,10 +35,6 @@ class PolicyUpdate(NamedTuple):
     connectors: Mapping[str, PolicyConnectors]
     filters: Mapping[str, Sequence[tuple[int, Any]]]
     table: Any = None
-
-    @property
-    def empty(self) -> bool:
-        return not (self.weights or self.connectors or self.filters or self.table)
 
 
 @dataclass(eq=False, repr=False)
@@ -104,23 +98,6 @@ class WorkerSettings:
 
     config: AlgorithmConfig
     registered: RegisteredEnv
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerInit:
-    """Everything a worker is created from.
-
-    `declared` are the spaces of the driver's environment; `num_envs` is the number of sub-environments of each worker;
-    `state` is what it continues from, None at the start of a run.
-    """
-
-    settings: WorkerSettings
-    placement: WorkerPlacement
-    worker_policies: PolicyView
-    seed: int
-    declared: Declared
-    num_envs: int
-    state: SamplerState | None
 
 
 @dataclass(slots=True)
