@@ -42,21 +42,18 @@ class RemoteActor(ABC):
     """An object in another process.
 
     `label` names it in messages, such as "worker 2". `pending` counts unanswered requests; the first one is its
-    creation.
+    creation. `was_interrupted` is True where the channel is unusable because this process was interrupted within a
+    message.
     """
 
     label: str
     pending: int
+    was_interrupted = False
 
     @property
     @abstractmethod
     def pid(self) -> int | None:
         """Return its process id on the machine where it runs; None until it is known."""
-
-    @property
-    def was_interrupted(self) -> bool:
-        """Return whether the channel is unusable because this process was interrupted within a message."""
-        return False
 
     def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         """Request a call of a method of the object's class; returns at once.

@@ -79,8 +79,6 @@ class ProcessActor(RemoteActor):
         self.label = label
         self.pending = 0
         self.was_killed = False
-        # An exception within a message leaves it set: the start of the next one is unknown.
-        self._in_message = False
         self._owner = os.getpid()
         self.socket, remote = socket.socketpair()
         try:
@@ -101,10 +99,6 @@ class ProcessActor(RemoteActor):
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def was_interrupted(self) -> bool:
-        return self._in_message
 
     def kill(self) -> None:
         if not self._inherited():
@@ -149,27 +143,28 @@ class ProcessActor(RemoteActor):
     def _request(self, parts: Parts) -> None:
         self.check_owner()
         self.pending += 1
-        if not self._in_message:
-            self._in_message = True
+        if not self.was_interrupted:
+            # An exception within a message leaves it set: the start of the next one is unknown.
+            self.was_interrupted = True
             # `answer` raises if the process is gone.
             with suppress(OSError):
                 send_parts(self.socket, parts)
-            self._in_message = False
+            self.was_interrupted = False
 
     def _reply(self) -> Parts:
         self.check_owner()
         # Nothing that came before a kill is an answer.
-        if not (self._in_message or self.was_killed):
+        if not (self.was_interrupted or self.was_killed):
             with suppress(OSError):
                 # An interruption before a message loses nothing.
                 self.socket.recv(1, socket.MSG_PEEK)
-            self._in_message = True
+            self.was_interrupted = True
             with suppress(OSError, EOFError):
                 parts = receive_parts(self.socket)
                 self.pending -= 1
-                self._in_message = False
+                self.was_interrupted = False
                 return parts
-            self._in_message = False
+            self.was_interrupted = False
         self.pending -= 1
         raise self._lost()
 
@@ -180,7 +175,7 @@ class ProcessActor(RemoteActor):
             self._process.wait(_ENDING_S)
         if self.was_killed:
             how = "was killed by this process"
-        elif self._in_message:
+        elif self.was_interrupted:
             how = "was abandoned, because this process was interrupted in the middle of a message"
         elif self.is_running():
             how = "has closed its connection"

@@ -124,7 +124,7 @@ def _driver() -> str | None:
 class RayRemoteActor(RemoteActor):
     """An object in a Ray actor; `parts` is the request that creates it.
 
-    `ended` is the error why it will not answer any more.
+    `answers` are references to the answers that are due, `ended` is the error why it will not answer any more.
     """
 
     def __init__(self, label: str, cpus: float, parts: Parts, patience: float) -> None:
@@ -138,15 +138,11 @@ class RayRemoteActor(RemoteActor):
         self._driver = _driver()
         self._handle: Any = _ACTOR.options(num_cpus=cpus).remote()
         self._hello: Any = self._handle.hello.remote(import_paths())
-        self._answers: deque[Any] = deque([self._handle.ask.remote(_boxed(parts))])
+        self.answers: deque[Any] = deque([self._handle.ask.remote(_boxed(parts))])
 
     @property
     def pid(self) -> int | None:
         return self._place.pid if self.is_placed() and self._place else None
-
-    @property
-    def oldest(self) -> Any:
-        return self._answers[0]
 
     def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         own: list[Any] = [*args]
@@ -158,7 +154,7 @@ class RayRemoteActor(RemoteActor):
         if not self.is_gone():
             reference = self._handle.ask.remote(_boxed(parts), parcel)
             # No call from here on, so no signal handler runs between storing and counting it.
-            self._answers += (reference,)
+            self.answers += (reference,)
         self.pending += 1
 
     def _reply(self) -> Parts:
@@ -167,7 +163,7 @@ class RayRemoteActor(RemoteActor):
             _wait_for([self], None)
         found: Any = None
         try:
-            found = None if self.ended else ray.get(self._answers[0])
+            found = None if self.ended else ray.get(self.answers[0])
         except RayTaskError as error:
             # Errors of methods are sent as answers; this is an error of Ray.
             found = RemoteError(f"{self.label}: {in_words(error.cause)}")
@@ -179,7 +175,7 @@ class RayRemoteActor(RemoteActor):
         self.pending -= 1
         if self.ended is not None:
             raise type(self.ended)(str(self.ended))
-        self._answers.popleft()
+        self.answers.popleft()
         if isinstance(found, RemoteError):
             raise found
         return cast(Parts, found)
@@ -286,7 +282,7 @@ def _wait_for(actors: Sequence[RayRemoteActor], timeout: float | None) -> list[R
     """Return the actors whose answer is available, lost ones included; at least one before the timeout."""
     until = float("inf") if timeout is None else time.monotonic() + timeout
     while actors:
-        living = {actor.oldest: actor for actor in actors if not actor.is_gone()}
+        living = {actor.answers[0]: actor for actor in actors if not actor.is_gone()}
         left = max(0.0, until - time.monotonic()) if len(living) == len(actors) else 0.0
         if not all(actor.is_placed() for actor in living.values()):
             left = min(left, _CHECK_S)

@@ -268,7 +268,12 @@ class WorkerGroup:
                 self.outdate(index)
                 if self._errors[index] and isinstance(error, EnvCrashError):
                     # Environments could be created before, so the cause may be temporary.
-                    self._replace(index, self._could_not_begin(index, error))
+                    lost = WorkerLostError(
+                        f"{self._actors[index].label}: took the place of a lost one and could not begin: "
+                        f"{first_clause(error)}; fix what raised"
+                    )
+                    lost.__cause__ = error
+                    self._replace(index, lost)
                     return None
             raise
         if value is not None:
@@ -380,14 +385,6 @@ class WorkerGroup:
             time.sleep(PAUSES[len(errors) - 1])
         self._create(index)
         self._check_running()
-
-    def _could_not_begin(self, index: int, error: EnvCrashError) -> WorkerLostError:
-        lost = WorkerLostError(
-            f"{self._actors[index].label}: took the place of a lost one and could not begin: {first_clause(error)}; "
-            "fix what raised"
-        )
-        lost.__cause__ = error
-        return lost
 
     def _too_many(self, errors: list[WorkerLostError]) -> WorkerLostError:
         head = first_clause(errors[-1])
