@@ -11,15 +11,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks, MultiAgentEnv
+from menv import DefaultCallbacks
 from menv.algorithms import PPO
-from menv.base_env import ALL
 from menv.errors import ConfigError, EnvCrashError, EnvFaultWarning
 from tests.algorithms_e2e.test_callbacks import spying
 from tests.checkpoints.runs import SMALL, resumed_twice, trained, weights_of
 from tests.inside import base_env
 from tests.warm_homes import the_parent
-from tests.worlds import Alone, like
+from tests.worlds import Alone, Sharing, like
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
 LENGTH = 6
@@ -43,23 +42,13 @@ class Rickety(Alone):
         return 1.0
 
 
-class RicketyTeam(MultiAgentEnv):
+class RicketyTeam(Sharing):
     """The same for two agents that take turns; both are paid in every step."""
 
-    def __init__(self, context: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["ann", "bob"]
-        self.observation_space: Any = OBS
-        self.action_space: Any = Rickety.action_space
-        self.inner = Rickety()
+    kind = Rickety
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return {"ann": self.inner.reset(seed=seed)[0]}, {}
-
-    def step(self, action_dict: Any) -> Any:
-        obs, _, over, _, _ = self.inner.step(None)
-        turn = self.possible_agents[self.inner.at % 2]
-        return {turn: obs}, {"ann": 0.5, "bob": 0.5}, {ALL: over}, {ALL: False}, {}
+    def shown(self) -> Any:
+        return self.possible_agents[self.at % 2]
 
 
 both_kinds = pytest.mark.parametrize("kind", [Rickety, RicketyTeam])

@@ -13,7 +13,7 @@ from menv import Policy, PolicySpec
 from menv.algorithms import PPO, PPOPolicy
 from menv.sample_batch import SampleBatch
 from tests.contract.scripted import SixDicts
-from tests.worlds import Alone, InStep, Several
+from tests.worlds import Alone, InStep, Sharing
 
 NAP = 0.004
 STEPS = 16
@@ -29,14 +29,10 @@ class SlowGym(Alone):
         return 1.0
 
 
-class SlowPair(Several):
+class SlowPair(Sharing):
     """Likewise, for two agents."""
 
-    length = 0
-
-    def pay(self, actions: Any) -> Any:
-        time.sleep(NAP)
-        return {"a": 1.0}
+    kind = SlowGym
 
 
 class SlowWorlds(InStep):

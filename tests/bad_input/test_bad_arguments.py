@@ -26,73 +26,57 @@ def saved(algo: PPO, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return algo.save(tmp_path_factory.mktemp("saved"))
 
 
-@pytest.fixture(scope="module")
-def remembers() -> Iterator[PPO]:
-    with PPO(env=Faulty, config={**SMALL, "model": {"use_lstm": True, "lstm_cell_size": 4}}) as algo:
-        yield algo
+PATHS: list[Any] = [3, ["run"], b"run", 1.5, "a\0b"]
+IDS: list[Any] = [3, [3], [None], True]
+STATES: list[Any] = [3, {"h": 1}, "state", np.array(3)]
+REFUSED: list[tuple[str, type[MenvError], list[Any], Callable[[Any, Path, Any], Any]]] = [
+    ("save: ", ConfigError, PATHS, lambda algo, saved, path: algo.save(path)),
+    ("checkpoint: ", ConfigError, [*PATHS, None], lambda algo, saved, path: algo.restore(path)),
+    ("checkpoint: ", ConfigError, PATHS, lambda algo, saved, path: PPO.from_checkpoint(path)),
+    ("from_checkpoint: ", ConfigError, PATHS, lambda algo, saved, path: Policy.from_checkpoint(path)),
+    ("export_checkpoint: ", ConfigError, PATHS, lambda algo, saved, path: algo.export_policy_checkpoint(path)),
+    ("export_onnx: ", ConfigError, PATHS, lambda algo, saved, path: export_onnx(algo.get_policy(), path)),
+    ("policy_ids", ConfigError, IDS, lambda algo, saved, ids: algo.get_weights(ids)),
+    ("policy_ids", ConfigError, IDS, lambda algo, saved, ids: Policy.from_checkpoint(saved, ids)),
+    ("policy_ids", ConfigError, IDS, lambda algo, saved, ids: PPO.from_checkpoint(saved, policy_ids=ids)),
+    (
+        "remove_policy: .*'default_policy'", ConfigError, [[], {}, ["default_policy"], None],
+        lambda algo, saved, policy_id: algo.remove_policy(policy_id),
+    ),
+    (
+        "policy 'default_policy': obs_batch", ContractError,
+        [None, 3, np.array(3), {1: GOOD}, {1, 2}, "obs", iter([GOOD])],
+        lambda algo, saved, batch: algo.get_policy().compute_actions(batch),
+    ),
+    (
+        "compute_single_action: explore", ConfigError, ["no", [], np.array([True, False]), 0.5],
+        lambda algo, saved, explore: algo.compute_single_action(GOOD, explore=explore),
+    ),
+]  # fmt: skip
+OF_STATES: list[Callable[[Any, Any], Any]] = [
+    lambda algo, state: algo.compute_single_action(GOOD, state=state),
+    lambda algo, state: algo.get_policy().act(GOOD, state=state),
+    lambda algo, state: algo.get_policy().compute_actions([GOOD], state),
+]
 
 
-def refused(call: Callable[[], Any], message: str, error: type[MenvError] = ConfigError) -> None:
-    with pytest.raises(error, match=message) as caught:
-        call()
-    checked(str(caught.value))
+@pytest.mark.parametrize(("named", "error", "wrong", "call"), REFUSED)
+def test_an_argument_of_another_kind_is_refused_by_name(
+    algo: PPO, saved: Path, named: str, error: Any, wrong: list[Any], call: Any
+) -> None:
+    for value in wrong:
+        with pytest.raises(error, match=named) as caught:
+            call(algo, saved, value)
+        checked(str(caught.value))
 
 
-@pytest.mark.parametrize("path", [3, ["run"], b"run", 1.5, "a\0b"])
-def test_an_invalid_path_is_refused(algo: PPO, path: Any) -> None:
-    policy = algo.get_policy()
-    calls: list[tuple[str, Callable[[], Any]]] = [
-        ("save", lambda: algo.save(path)),
-        ("checkpoint", lambda: algo.restore(path)),
-        ("checkpoint", lambda: PPO.from_checkpoint(path)),
-        ("from_checkpoint", lambda: Policy.from_checkpoint(path)),
-        ("export_checkpoint", lambda: algo.export_policy_checkpoint(path)),
-        ("export_onnx", lambda: export_onnx(policy, path)),
-    ]
-    for where, call in calls:
-        refused(call, f"{where}: ")
-
-
-def test_a_restore_from_none_says_what_a_path_is(algo: PPO) -> None:
-    refused(lambda: algo.restore(None), "checkpoint: None")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("ids", [3, [3], [None], True])
-def test_invalid_policy_ids_are_refused(algo: PPO, saved: Path, ids: Any) -> None:
-    for call in (
-        lambda: algo.get_weights(ids),
-        lambda: Policy.from_checkpoint(saved, ids),
-        lambda: PPO.from_checkpoint(saved, policy_ids=ids),
-    ):
-        refused(call, "policy_ids")
-
-
-@pytest.mark.parametrize("policy_id", [[], {}, ["default_policy"], None])
-def test_a_policy_to_remove_that_has_no_id_is_refused(algo: PPO, policy_id: Any) -> None:
-    refused(lambda: algo.remove_policy(policy_id), "remove_policy: .*'default_policy'")
-
-
-@pytest.mark.parametrize("batch", [None, 3, np.array(3), {1: GOOD}, {1, 2}, "obs", iter([GOOD])])
-def test_a_batch_of_observations_must_be_a_list(algo: PPO, batch: Any) -> None:
-    call = lambda: algo.get_policy().compute_actions(batch)  # noqa: E731
-    refused(call, "policy 'default_policy': obs_batch", ContractError)
-
-
-@pytest.mark.parametrize("state", [3, {"h": 1}, "state", np.array(3)])
-def test_a_state_that_is_not_a_list_is_refused(remembers: PPO, state: Any) -> None:
-    policy = remembers.get_policy()
-    for call in (
-        lambda: remembers.compute_single_action(GOOD, state=state),
-        lambda: policy.act(GOOD, state=state),
-        lambda: policy.compute_actions([GOOD], state),
-    ):
-        refused(call, "state.*get_initial_state", ContractError)
-
-
-@pytest.mark.parametrize("explore", ["no", [], np.array([True, False]), 0.5])
-def test_an_explore_setting_that_is_not_a_flag_is_refused(algo: PPO, explore: Any) -> None:
-    call = lambda: algo.compute_single_action(GOOD, explore=explore)  # noqa: E731
-    refused(call, "compute_single_action: explore")
+@pytest.mark.parametrize("call", OF_STATES)
+def test_a_state_that_is_not_a_list_is_refused(call: Any) -> None:
+    with PPO(env=Faulty, config={**SMALL, "model": {"use_lstm": True, "lstm_cell_size": 4}}) as remembers:
+        for state in STATES:
+            with pytest.raises(ContractError, match=r"state.*get_initial_state") as caught:
+                call(remembers, state)
+            checked(str(caught.value))
 
 
 def test_restoring_in_the_middle_of_a_fragment_is_refused_and_the_fragment_continues(saved: Path) -> None:

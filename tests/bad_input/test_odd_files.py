@@ -18,7 +18,7 @@ from menv.cli.main import main
 from menv.offline import read_episodes, record
 from menv.tracking import Run
 from menv.verify.replay import replay
-from tests.worlds import Alone, InStep, Several, like
+from tests.worlds import Alone, InStep, Sharing, like
 
 SMALL: dict[str, Any] = {"rollout_fragment_length": 8, "train_batch_size": 16, "sgd_minibatch_size": 8}
 
@@ -40,9 +40,8 @@ class Mute(Alone):
         raise MuteError
 
 
-class MuteTeam(Several):
-    def pay(self, actions: Any) -> Any:
-        raise MuteError
+class MuteTeam(Sharing):
+    kind = Mute
 
 
 class MuteVector(InStep):

@@ -13,7 +13,7 @@ import pytest
 from menv import BaseEnv, to_base_env
 from menv.base_env import Ready
 from menv.errors import CallOrderError, ContractError
-from tests.worlds import Alone, Several
+from tests.worlds import Alone, Sharing
 
 
 class Slow(BaseEnv):
@@ -130,23 +130,8 @@ def test_flags_of_agents_alone_are_refused(part: int) -> None:
 LENGTH = 5
 
 
-class Pair(Several):
-    """Two agents; what `mischief` does in the second step of the first episode."""
-
-    length = LENGTH
-
-    def __init__(self, mischief: Callable[[], float] | None = None) -> None:
-        super().__init__()
-        self.mischief = mischief
-
-    def pay(self, actions: Any) -> Any:
-        return dict.fromkeys(
-            "ab", self.mischief() if self.mischief and (self.episode, self.at) == (0, 2) else 1.0
-        )
-
-
 class Single(Alone):
-    """The same for one agent."""
+    """What `mischief` does in the second step of the first episode."""
 
     length = LENGTH
 
@@ -156,6 +141,12 @@ class Single(Alone):
 
     def pay(self, action: Any) -> float:
         return self.mischief() if self.mischief and (self.episode, self.at) == (0, 2) else 1.0
+
+
+class Pair(Sharing):
+    """The same for two agents."""
+
+    kind = Single
 
 
 def interrupted() -> float:

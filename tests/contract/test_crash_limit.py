@@ -10,7 +10,7 @@ import pytest
 
 from menv import EnvCrashError
 from menv.algorithms import PPO
-from tests.worlds import Alone, InStep, Several
+from tests.worlds import Alone, InStep, Sharing
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
 
@@ -42,12 +42,8 @@ class Shaky(Alone):
         return 1.0
 
 
-class ShakyPair(Several):
-    length = 500
-
-    def pay(self, actions: Any) -> Any:
-        shake(self.config, self.at)
-        return {"a": 1.0}
+class ShakyPair(Sharing):
+    kind = Shaky
 
 
 CONFIG: dict[str, Any] = {"rollout_fragment_length": 200, "train_batch_size": 200, "engine": "process"}

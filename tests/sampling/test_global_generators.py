@@ -10,9 +10,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import MultiAgentEnv, VectorEnv
+from menv import VectorEnv
 from menv.algorithms import PPO
-from tests.worlds import Alone
+from tests.worlds import Alone, Sharing
 
 
 class Lucky(Alone):
@@ -34,19 +34,8 @@ class Lucky(Alone):
         return np.array([self.made, random.random(), np.random.random()], np.float32)
 
 
-class Pair(MultiAgentEnv):
-    def __init__(self, context: Any = None) -> None:
-        super().__init__()
-        self.possible_agents = ["a", "b"]
-        self.observation_space, self.action_space = Lucky.observation_space, Lucky.action_space
-        self.game = Lucky(context)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return dict.fromkeys("ab", self.game.reset()[0]), {}
-
-    def step(self, action_dict: Any) -> Any:
-        obs, _, over, _, _ = self.game.step(0)
-        return dict.fromkeys("ab", obs), {"a": 1.0}, {"__all__": over}, {"__all__": False}, {}
+class Pair(Sharing):
+    kind = Lucky
 
 
 def vectorised(context: Any) -> Any:

@@ -1,9 +1,10 @@
 """Environments that do what a few lines say: a test derives one and writes down only what matters to it.
 
-`Alone` is gymnasium's, `InStep` several of it that step together, `InDicts` a user's own `BaseEnv`; the agents of
-`Several` act together, in turns, or come and go, those of `InArrays` in several worlds at once, and `Calling` is an
-application that plays a game of several agents. The env steps of an episode are in `at`, and most count episodes in
-`episode`; `config` is what they were created with. A step counts, pays, and then shows.
+`Alone` is gymnasium's, `InStep` several of it that step together, `InDicts` a user's own `BaseEnv`. The agents of
+`Several` act together, in turns, or come and go; those of `Sharing` play a game of one agent together, and those of
+`InArrays` are in several worlds at once. `Calling` is an application that plays a game of several agents. The env steps
+of an episode are in `at`, and most count episodes in `episode`; `config` is what they were created with. A step counts,
+pays, and then shows.
 """
 
 from __future__ import annotations
@@ -123,6 +124,30 @@ class Several(MultiAgentEnv):
         paid, over = self.pay(action_dict), self.at == self.length
         ends = {"__all__": over and not self.cut, **dict.fromkeys(self.dead(action_dict), True)}
         return self.observe(), paid, ends, {"__all__": over and self.cut}, self.infos()
+
+
+class Sharing(Several):
+    """Agents that play a game of `kind` together: the first one's action counts, all see it, and they share its pay."""
+
+    kind: Any = Alone
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given[:1])
+        self.game = self.kind(*given)
+        self.observation_space, self.action_space = self.game.observation_space, self.game.action_space
+
+    def see(self, agent: Any) -> Any:
+        return self.seen
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seen = self.game.reset(seed=seed)[0]
+        return super().reset(seed=seed)
+
+    def step(self, action_dict: Any) -> Any:
+        self.at += 1
+        self.seen, paid, over, cut, _ = self.game.step(next(iter(action_dict.values()), None))
+        each = dict.fromkeys(self.possible_agents, paid / len(self.possible_agents))
+        return self.observe(), each, {"__all__": over}, {"__all__": cut}, self.infos()
 
 
 class InArrays(VectorMultiAgentEnv):

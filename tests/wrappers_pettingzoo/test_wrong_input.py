@@ -130,40 +130,42 @@ def test_a_game_that_takes_no_seed_is_named_when_one_is_given(make: Any) -> None
     assert "seed=None, options=None" in line(error)
 
 
-class Old(Together):
-    """A parallel game of a PettingZoo before 1.22: `reset` returns observations, `step` has `dones`."""
-
-    old_reset = True
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        obs, infos = super().reset(seed, options)
-        return obs if self.old_reset else (obs, infos)
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        obs, rewards, dones, _, infos = super().step(actions)
-        return obs, rewards, dones, infos
+def without_terminations(self: Any, seed: int | None = None, options: Any = None) -> None:
+    Turns.reset(self, seed, options)
+    del self.terminations
 
 
-class OldTurns(Turns):
-    def reset(self, seed: int | None = None, options: Any = None) -> None:
-        super().reset(seed, options)
-        del self.terminations
+def lost(self: Any, action: Any) -> None:
+    Turns.step(self, action)
+    self.agent_selection = "nobody"
 
 
-def test_games_of_an_older_pettingzoo_are_named() -> None:
-    with pytest.raises(ContractError) as error:
-        ParallelPettingZooEnv(Old(PLAN)).reset()
-    assert re.search(r"together: .*dict.*\(obs, infos\)", line(error))
-    game = Old(PLAN)
-    game.old_reset = False
-    env = ParallelPettingZooEnv(game)
-    env.reset()
-    with pytest.raises(ContractError) as error:
-        env.step({"a": 0, "b": 0})
-    assert re.search("together: .*4 values", line(error))
-    with pytest.raises(ContractError) as error:
-        PettingZooEnv(OldTurns(PLAN)).reset()
-    assert re.search("turns .*`terminations`", line(error))
+# Observations alone and `dones` are those of a PettingZoo before 1.22.
+BROKEN: dict[str, tuple[Any, Any, dict[str, Any], dict[str, int], str]] = {
+    "obs alone": (
+        ParallelPettingZooEnv, Together, {"reset": lambda self, seed=None, options=None: Together.reset(self, seed)[0]},
+        {}, r"together: .*dict.*\(obs, infos\)",
+    ),
+    "dones": (
+        ParallelPettingZooEnv, Together, {"step": lambda self, actions: (*Together.step(self, actions)[:3], {})},
+        {"a": 0, "b": 0}, "together: .*4 values",
+    ),
+    "no terminations": (PettingZooEnv, Turns, {"reset": without_terminations}, {}, "turns .*`terminations`"),
+    "nobody's turn": (PettingZooEnv, Turns, {"step": lost}, {"a": 0}, "turns .*'nobody'"),
+    "a dead agent that stays": (PettingZooEnv, Turns, {"_dead_step": lambda self, agent: None}, {"a": 0}, "turns"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_game_that_breaks_the_rules_is_named(case: str) -> None:
+    wrapper, game, members, actions, named = BROKEN[case]
+    plan = {"a": (1, "terminated"), "b": (6, "terminated")} if "dead" in case else PLAN
+    env = wrapper(like(game, **members)(plan))
+    if actions:
+        env.reset()
+    with pytest.raises(ContractError, match=named) as error:
+        env.step(actions) if actions else env.reset()
+    line(error)
 
 
 @pytest.mark.parametrize(("wrapper", "game"), [(PettingZooEnv, Turns), (ParallelPettingZooEnv, Together)])
@@ -193,33 +195,6 @@ def test_a_game_with_only_the_dicts_of_spaces_works(wrapper: Any, game: Any) -> 
     env = wrapper(type("OnlyDicts", (game,), only_dicts)({"a": (3, "terminated")}))
     assert env.get_observation_space("a") is OBS
     assert env.get_action_space("a") == gym.spaces.Discrete(2)
-
-
-class LostTurn(Turns):
-    def step(self, action: Any) -> None:
-        super().step(action)
-        self.agent_selection = "nobody"
-
-
-def test_a_game_that_selects_an_unknown_agent_is_named() -> None:
-    env = PettingZooEnv(LostTurn(PLAN))
-    env.reset()
-    with pytest.raises(ContractError) as error:
-        env.step({"a": 0})
-    assert re.search("turns .*'nobody'", line(error))
-
-
-class Stuck(Turns):
-    def _dead_step(self, agent: str) -> None:
-        pass
-
-
-def test_a_game_that_never_leaves_a_dead_agent_is_named() -> None:
-    env = PettingZooEnv(Stuck({"a": (1, "terminated"), "b": (6, "terminated")}))
-    env.reset()
-    with pytest.raises(ContractError) as error:
-        env.step({"a": 0})
-    assert "turns" in line(error)
 
 
 class FirstStrike(Turns):
