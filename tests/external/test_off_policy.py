@@ -150,11 +150,8 @@ def test_an_end_that_is_terminated_is_worth_nothing_although_rows_before_it_are_
 
 
 def test_a_policy_acts_next_to_one_whose_actions_are_logged() -> None:
-    def mapping(agent_id: Any, **kw: Any) -> str:
-        return str(agent_id)
-
     env = ToldTeam(observation_space=dict.fromkeys("ab", OBS), action_space=dict.fromkeys("ab", ACTIONS))
-    multiagent = {"policies": {"a": None, "b": None}, "policy_mapping_fn": mapping}
+    multiagent = {"policies": {"a": None, "b": None}, "policy_mapping_fn": lambda agent_id, **kw: agent_id}
 
     def play() -> None:
         asked, logged = env.start_episode(), env.start_episode()

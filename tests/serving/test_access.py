@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -315,17 +314,16 @@ def test_a_handshake_that_never_ends_is_not_waited_for(encrypted: Access, trusti
 def test_stop_ends_connections_and_handshakes(
     door: Door, encrypted: Access, trusting: ssl.SSLContext
 ) -> None:
-    with serving(door, access=encrypted) as (server, talks):
-        halfway = socket.create_connection(server.addresses[0])
-        halfway.sendall(b"\x16\x03\x01")
-        one = Client(door, server.addresses[0], tls=trusting)
+    with (
+        serving(door, access=encrypted) as (server, talks),
+        Client(door, server.addresses[0]) as halfway,
+        Client(door, server.addresses[0], tls=trusting) as one,
+    ):
+        halfway.raw(b"\x16\x03\x01")
         assert one.echo(b"{in") == b"{in"
         server.stop()
         assert the_serving_threads() == []
         assert talks.losses == [1]
-        one.rest()
-        one.leave()
-        halfway.close()
 
 
 @pytest.mark.parametrize("spoilt", ["missing", "no certificate", "another key"])
@@ -351,7 +349,6 @@ PATIENCE = 60
 
 
 @pytest.mark.slow_unless("tcp")
-@needs_openssl
 @pytest.mark.parametrize("transport", ["tcp", "http"])
 def test_a_client_is_told_at_once_of_a_certificate_that_does_not_hold(
     transport: TransportName, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -334,11 +334,10 @@ def test_a_forked_process_is_told_to_make_a_client_of_its_own(transport: Transpo
 
 def _in_the_child(client: PolicyClient, name: str, mode: str) -> int:
     """Call what a parent has made; return 0 if that is refused."""
-    calls: list[Callable[[], Any]] = [client.start_episode]
-    calls.append(
+    acts = (
         client.update_policy_weights if mode == "local" else lambda: client.get_action(name, observation(1))
     )
-    for call in calls:
+    for call in (client.start_episode, acts):
         with pytest.raises(CallOrderError, match="PolicyClient: "):
             call()
     client._disconnect()

@@ -82,9 +82,8 @@ def turns(mode: Any) -> list[tuple[str, int, int, int]]:
         for agents in [*([agent] for agent in moves), ["red_0", "blue_0"], ["red_0", "red_1"], ["red_0"]]:
             client.get_action(name, {agent: np.full(10, number / 100, np.float32) for agent in agents})
             number += 1
-            client.log_returns(
-                name, dict.fromkeys(agents, 1.0), multiagent_done_dict={"red_1": "red_1" in agents}
-            )
+            done = {"red_1": "red_1" in agents}
+            client.log_returns(name, dict.fromkeys(agents, 1.0), multiagent_done_dict=done)
         client.end_episode(name, {"blue_0": np.full(10, number / 100, np.float32)}, truncated=True)
         client.close()
         assert course.has_rewards([1.0] * 9, "red")
@@ -196,11 +195,8 @@ def test_agents_that_come_and_go_act_locally(trains: bool) -> None:
                     moves[agent.partition("_")[0]] += 1
                 obs, rewards, terminateds, truncateds, _ = env.step(actions)
                 over = terminateds.pop("__all__") or truncateds.pop("__all__")
-                client.log_returns(
-                    name,
-                    {agent: rewards.get(agent, 0.0) for agent in actions},
-                    multiagent_done_dict=terminateds,
-                )
+                paid = {agent: rewards.get(agent, 0.0) for agent in actions}
+                client.log_returns(name, paid, multiagent_done_dict=terminateds)
             client.end_episode(name, obs, truncated=bool(env.agents))
         client.close()
         if trains:

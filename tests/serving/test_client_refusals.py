@@ -171,19 +171,13 @@ def test_no_episode_is_too_large_for_a_server_however_much_a_step_holds(
 BLACK = np.zeros(20_000, np.uint8)
 
 
-def crowd(count: int) -> tuple[list[str], dict[str, Any]]:
-    """Return so many agents that see images, and their config."""
-    names = [f"a{number}" for number in range(count)]
-    return names, {
-        "observation_space": dict.fromkeys(names, gym.spaces.Box(0, 255, (20_000,), np.uint8)),
-        "action_space": dict.fromkeys(names, gym.spaces.Discrete(2)),
+def test_a_step_that_fits_in_no_message_names_the_limit_with_which_it_does() -> None:
+    everybody = {f"a{number}": BLACK for number in range(40)}
+    config = {
+        "observation_space": dict.fromkeys(everybody, gym.spaces.Box(0, 255, BLACK.shape, np.uint8)),
+        "action_space": dict.fromkeys(everybody, gym.spaces.Discrete(2)),
         "model": {"fcnet_hiddens": [2]},
     }
-
-
-def test_a_step_that_fits_in_no_message_names_the_limit_with_which_it_does() -> None:
-    names, config = crowd(40)
-    everybody = dict.fromkeys(names, BLACK)
 
     def plays(course: Served, mode: Any) -> None:
         with course.client(mode) as client:

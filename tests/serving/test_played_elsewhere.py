@@ -234,12 +234,10 @@ def test_given_probabilities_are_used_and_the_others_are_computed(kind: str) -> 
     for number, own in enumerate(here.split_by_episode()):
         its, way = pieces[own["rewards"].tobytes()], ways[number % 4]
         assert "off_policy" not in its or not its["off_policy"].any()
-        row = [0.5, -0.5, 0.0, -np.log(2.0)] if kind == "box" else [0.5, 1.0, 1.5]
-        inputs = (
-            np.tile(np.array(row, np.float32), (own.count, 1))
-            if "inputs" in way
-            else own["action_dist_inputs"]
-        )
+        inputs = own["action_dist_inputs"]
+        if "inputs" in way:
+            row = [0.5, -0.5, 0.0, -np.log(2.0)] if kind == "box" else [0.5, 1.0, 1.5]
+            inputs = np.tile(np.array(row, np.float32), (own.count, 1))
         np.testing.assert_allclose(its["action_dist_inputs"], inputs, rtol=1e-4, atol=1e-6)
         if "logp" in way:
             np.testing.assert_allclose(its["action_logp"], -3.25 - number + scale, rtol=1e-6)

@@ -33,10 +33,6 @@ KINDS = [*(name for name in CASES if name not in WITHOUT_A_MODEL), "group"]
 ROWS = 6
 
 
-def session_of(model: bytes) -> Any:
-    return ort.InferenceSession(model)
-
-
 def flat(policy: Any, shown: list[Any]) -> Any:
     """Return observations as a client writes them: every number, in order, in one row each."""
     parts = columns(policy.observation_space, shown)
@@ -98,7 +94,7 @@ def test_a_client_computes_what_the_policy_computes_after_every_update(kind: str
         earlier = np.zeros(0)
         for seed in range(4):
             policy.set_weights(disturbed(policy.get_weights(), seed) if seed else policy.get_weights())
-            session = session_of(rllink_model(policy))
+            session = ort.InferenceSession(rllink_model(policy))
             (only,) = session.get_inputs()
             (told,) = session.get_outputs()
             assert (only.name, only.type, only.shape[1:]) == (
@@ -149,7 +145,7 @@ def test_the_highest_output_of_dqn_is_the_greedy_action_whatever_epsilon_is(
         policy.set_weights(weights)
         shown = observations(policy, 30)
         best = [int(action) + 1 for action in policy.compute_actions(shown, explore=False)[0]]
-        session = session_of(rllink_model(policy))
+        session = ort.InferenceSession(rllink_model(policy))
         (found,) = session.run(None, {INPUT: flat(policy, shown)})
         assert np.argmax(found, 1).tolist() == best
         assert np.isfinite(found).all()
@@ -172,13 +168,13 @@ def test_filters_are_inside_with_the_statistics_of_the_moment(arguments: dict[st
                 "ObsPreprocessorConnector", MeanStdObservationFilterAgentConnector(None, **arguments)
             )
         found = []
-        assert session_of(rllink_model(policy))
+        assert ort.InferenceSession(rllink_model(policy))
         shown = [np.array([2.0, -3.0, 0.4, 1.0], np.float32), np.zeros(4, np.float32)]
         for _ in range(2):
             algorithm.train()
             policy.set_weights(disturbed(policy.get_weights(), 1))
             actions, _, fetches = policy.compute_actions(shown, explore=True)
-            (logits,) = session_of(rllink_model(policy)).run(None, {INPUT: np.array(shown)})
+            (logits,) = ort.InferenceSession(rllink_model(policy)).run(None, {INPUT: np.array(shown)})
             logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
             np.testing.assert_allclose(logs[[0, 1], actions], fetches["action_logp"], atol=1e-5)
             policy.set_weights(disturbed(policy.get_weights(), 3))
@@ -218,7 +214,7 @@ def test_the_server_finds_the_log_probabilities_that_clients_found(kind: str) ->
         policy: Any = algorithm.get_policy()
         history, output = WeightsHistory(), policy.networks.output
         history.note(1, policy.policy_id, policy.get_weights())
-        session = session_of(rllink_model(policy))
+        session = ort.InferenceSession(rllink_model(policy))
         shown = observations(policy, 40)
         taken = list(policy.compute_actions(shown, explore=True)[0])
         policy.set_weights(disturbed(policy.get_weights(), 2))

@@ -11,15 +11,11 @@ from menv import MultiAgentEnv
 from menv.algorithms import DQN
 from menv.serving import Limits, RLlinkInput
 from tests.serving.doors import HTTP, Door, every_door
-from tests.serving.served import ACTIONS, OBS, Served, all_taken, obs_of, played, served, settled
+from tests.serving.served import ACTIONS, OBS, all_taken, obs_of, played, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice, episode
 
 LITTLE = {"limits": Limits(max_waiting=100_000)}
-
-
-def held_back(one: Served) -> int:
-    return int(one.envs.sessions.backlog.waiting)
 
 
 def errors(voice: Voice) -> list[str]:
@@ -38,14 +34,14 @@ def test_episodes_that_nobody_samples_are_refused_once_too_much_waits() -> None:
         codes = errors(voice)
         assert set(codes) == {"too_many"}
         assert 80 < len(codes) < 100
-        assert 50_000 < held_back(one) < 110_000
+        assert 50_000 < one.envs.sessions.backlog.waiting < 110_000
         # What was taken is learned from, and there is room again.
         with one.sampling():
             assert settled(one)
             voice.bring(played(200, id="later"))
             assert all_taken(one, voice)
         assert one.paid() == 200.0 * (101 - len(codes))
-        assert held_back(one) == 0
+        assert one.envs.sessions.backlog.waiting == 0
 
 
 def test_actions_that_were_logged_and_nobody_samples_are_refused_once_too_much_waits() -> None:
@@ -61,7 +57,7 @@ def test_actions_that_were_logged_and_nobody_samples_are_refused_once_too_much_w
         info = {"text": "x" * 15_000}
         assert voice.refused("LOG_RETURNS", episode_id="e", reward=1.0, info=info) == "too_many"
         with one.sampling():
-            assert eventually(lambda: held_back(one) == 0)
+            assert eventually(lambda: one.envs.sessions.backlog.waiting == 0)
             assert voice.ask("LOG_RETURNS", episode_id="e", reward=1.0, info=info)["type"] == "OK"
             assert voice.ask("LOG_ACTION", episode_id="e", observation=obs_of(0), action=0)["type"] == "OK"
 
@@ -97,17 +93,13 @@ class Crowd(MultiAgentEnv):
 
 
 def test_agents_of_an_episode_are_bounded_at_once_and_one_after_the_other() -> None:
-    crowd: dict[str, Any] = {
-        "env": Crowd,
-        "observation_space": None,
-        "action_space": None,
-        "multiagent": {
-            "policies": {"p": (None, OBS, ACTIONS, {})},
-            "policy_mapping_fn": lambda agent_id, **kwargs: "p",
-        },
+    one_policy = {
+        "policies": {"p": (None, OBS, ACTIONS, {})},
+        "policy_mapping_fn": lambda agent_id, **kwargs: "p",
     }
+    crowd: dict[str, Any] = {"env": Crowd, "observation_space": None, "action_space": None}
     with (
-        served(**crowd, settings={"limits": Limits(max_agents=4)}) as one,
+        served(**crowd, multiagent=one_policy, settings={"limits": Limits(max_agents=4)}) as one,
         one.sampling(),
         one.voice(HTTP) as voice,
     ):

@@ -64,8 +64,7 @@ def test_an_episode_continues_over_another_connection_whatever_it_waited_for(
 
 
 def test_the_latency_of_actions_is_reported_once() -> None:
-    with served() as one, one.sampling():
-        voice = one.voice(TCP)
+    with served() as one, one.sampling(), one.voice() as voice:
         turns = Turns(voice, "e")
         turns.act(obs_of(0))
         found = one.status
@@ -75,7 +74,6 @@ def test_the_latency_of_actions_is_reported_once() -> None:
         found = one.status
         assert 0 < found["latency_ms_mean"] <= found["latency_ms_max"] < 10_000
         assert one.status["latency_ms_max"] is None
-        voice.leave()
 
 
 @every_state
