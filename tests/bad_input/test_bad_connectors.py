@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,13 +19,13 @@ from menv.errors import ContractError
 from tests.algorithms_e2e.comings import Comings
 
 
-class Rewards(AgentConnector):
-    """Puts something in the place of rewards."""
+class Puts(AgentConnector):
+    """Puts something in the place of rewards or observations."""
 
-    reward: Any = 2
+    place, value = "rewards", cast(Any, 2)
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        ac_data.data["rewards"] = self.reward
+        ac_data.data[self.place] = self.value
         return ac_data
 
 
@@ -40,16 +40,6 @@ class Only(AgentConnector):
 class WithoutMask(AgentConnector):
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
         del ac_data.data["action_mask"]
-        return ac_data
-
-
-class Observations(AgentConnector):
-    """Puts something in the place of observations."""
-
-    obs: Any = None
-
-    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        ac_data.data["new_obs"] = self.obs
         return ac_data
 
 
@@ -83,11 +73,11 @@ def test_a_connector_that_loses_rewards_or_masks_is_refused(kind: Any, place: st
 ], ids=["shape", "None", "text", "nan", "inf"])  # fmt: skip
 def test_invalid_observations_are_blamed_on_the_connector_that_made_them(obs: Any, place: str) -> None:
     algo, policy, ctx = built()
-    wrong = Observations(ctx)
-    wrong.obs = obs
+    wrong = Puts(ctx)
+    wrong.place, wrong.value = "new_obs", obs
     getattr(policy.agent_connectors, place)(wrong)
     for ask in (algo.sample, lambda: policy.act(np.zeros(4, np.float32))):
-        with pytest.raises(ContractError, match="Observations"):
+        with pytest.raises(ContractError, match="Puts"):
             ask()
 
 
@@ -96,10 +86,10 @@ def test_invalid_observations_are_blamed_on_the_connector_that_made_them(obs: An
 ], ids=str)  # fmt: skip
 def test_rewards_that_are_not_finite_are_refused(reward: Any) -> None:
     algo, policy, ctx = built()
-    wrong = Rewards(ctx)
-    wrong.reward = reward
+    wrong = Puts(ctx)
+    wrong.value = reward
     policy.agent_connectors.prepend(wrong)
-    with pytest.raises(ContractError, match="Rewards"):
+    with pytest.raises(ContractError, match="Puts"):
         algo.sample()
 
 
