@@ -60,21 +60,9 @@ def test_parameters_without_defaults_may_be_settings() -> None:
 @pytest.mark.parametrize(
     ("env", "settings", "why"),
     [
-        (
-            Sized,
-            {"colour": 1},
-            "colour",
-        ),
-        (
-            of_sides,
-            {"width": 2},
-            "target_height",
-        ),
-        (
-            lambda: Game(EnvContext()),
-            {"size": 3},
-            "size",
-        ),
+        (Sized, {"colour": 1}, "colour"),
+        (of_sides, {"width": 2}, "target_height"),
+        (lambda: Game(EnvContext()), {"size": 3}, "size"),
         (of_size, {3: 4}, "strings"),
     ],
 )

@@ -92,8 +92,7 @@ def test_a_single_policy_needs_no_mapping() -> None:
 
 
 @pytest.mark.parametrize(
-    "policies",
-    [{"p": None, "q": None}, ["p", "q"], {"p", "q"}, {"p": PolicySpec(), "q": PolicySpec()}],
+    "policies", [{"p": None, "q": None}, ["p", "q"], {"p", "q"}, {"p": PolicySpec(), "q": PolicySpec()}]
 )
 def test_policies_are_a_dict_or_a_collection_of_names(policies: Any) -> None:
     policy_map = PolicyMap(policies, lambda agent_id: "p")

@@ -388,11 +388,7 @@ def test_a_file_of_a_package_is_imported_as_its_module(
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("grids/menv_grid.py:Gird", r"menv_grid\.py:Grid"),
-        ("grids/string.py:Grid", "string"),
-    ],
+    ("name", "why"), [("grids/menv_grid.py:Gird", r"menv_grid\.py:Grid"), ("grids/string.py:Grid", "string")]
 )
 def test_a_file_without_the_environment_says_what_is_wrong(files: Path, name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):

@@ -12,13 +12,7 @@ import torch
 from menv.algorithms.networks.stock_spec import ConvLayer
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.training.flat_adam import FlatAdam
-from tests.algorithms.test_backends_agree import (
-    CHOICES,
-    IMAGES,
-    of_images,
-    random_rows,
-    weights_of,
-)
+from tests.algorithms.test_backends_agree import CHOICES, IMAGES, of_images, random_rows, weights_of
 
 
 def by_hand(image: Any, layer: ConvLayer, weight: Any, bias: Any, padded: bool) -> npt.NDArray[np.float64]:

@@ -30,11 +30,7 @@ STATS = {
     "grad_gnorm",
     "entropy_coeff",
 }
-HEADS = [
-    Categorical((3,)),
-    MultiCategorical((3, 2)),
-    Gaussian((2,)),
-]
+HEADS = [Categorical((3,)), MultiCategorical((3, 2)), Gaussian((2,))]
 
 
 def batch_for(spec: StockSpec, weights: Any, rows: int, seed: int = 0) -> Columns:

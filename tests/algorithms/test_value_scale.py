@@ -22,11 +22,7 @@ from tests.algorithms.ppo_rows import Columns, rows_of
 from tests.algorithms_e2e.looking import OwnLoss
 from tests.worlds import Several
 
-HEADS = [
-    Categorical((3,)),
-    MultiCategorical((3, 2)),
-    Gaussian((2,)),
-]
+HEADS = [Categorical((3,)), MultiCategorical((3, 2)), Gaussian((2,))]
 SPECS = [
     StockSpec(4, HEADS[0], (8,)),
     StockSpec(4, HEADS[0], (8,), vf_share_layers=True),

@@ -121,9 +121,7 @@ OF_POLICIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("own", OF_POLICIES)
-def test_what_policies_are_made_with_is_refused_in_evaluations_where_it_differs(
-    own: dict[str, Any],
-) -> None:
+def test_what_policies_are_made_with_is_refused_in_evaluations_where_it_differs(own: dict[str, Any]) -> None:
     (name,) = own
     with pytest.raises(ConfigError, match=name):
         DQN(env="CartPole-v1", config={"evaluation_config": own})
@@ -152,18 +150,12 @@ def test_sub_environments_that_step_together_play_equal_shares(
 def test_an_environment_that_is_trained_in_is_not_evaluated_in() -> None:
     env = gym.make("CartPole-v1")
     config = {"train_batch_size": 64, "num_envs_per_worker": 1}
-    with (
-        PPO(env=lambda context: env, config=config) as algo,
-        pytest.raises(ConfigError),
-    ):
+    with PPO(env=lambda context: env, config=config) as algo, pytest.raises(ConfigError):
         algo.evaluate()
 
 
 WRONG_ONES: dict[str, tuple[dict[str, Any], str]] = {
-    "another observation": (
-        {"env": "Acrobot-v1"},
-        r"evaluation_config: .*observation.*'agent0'.*\(6,\)",
-    ),
+    "another observation": ({"env": "Acrobot-v1"}, r"evaluation_config: .*observation.*'agent0'.*\(6,\)"),
     "other actions": (
         {"env": lambda context: Loud(gym.make("CartPole-v1"))},
         r"evaluation_config: .*action.*'agent0'.*Discrete\(3\)",

@@ -19,16 +19,7 @@ import pytest
 from menv import BaseEnv, ExternalEnv, ExternalMultiAgentEnv, VectorEnv, to_base_env
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError, MenvError
-from tests.acceptance.counting import (
-    AGENT,
-    ALONE,
-    BOTH,
-    MAKERS,
-    RESTARTS,
-    seen,
-    steps_taken,
-    walked,
-)
+from tests.acceptance.counting import AGENT, ALONE, BOTH, MAKERS, RESTARTS, seen, steps_taken, walked
 from tests.bad_input.broken_envs import checked
 from tests.contract.scripted import SOLO, ScriptedEnv, SixDicts
 from tests.worlds import like

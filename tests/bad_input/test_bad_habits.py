@@ -39,10 +39,7 @@ def test_an_evaluation_does_not_wait_for_ever_for_the_end_of_an_episode(
 ) -> None:
     monkeypatch.setattr("menv.sampling.fragment_limit.LONGEST", 1_000)
     config = {"train_batch_size": 8, "inference": "onnx", "evaluation_duration_unit": unit}
-    with (
-        PPO(env=env, config=config) as algo,
-        pytest.raises(ContractError, match="evaluation"),
-    ):
+    with PPO(env=env, config=config) as algo, pytest.raises(ContractError, match="evaluation"):
         algo.evaluate()
 
 

@@ -115,10 +115,7 @@ SeesTooMuch = like(FaultyGym, see=lambda self: array(2, 0, 0) if self.at == 2 el
 @pytest.mark.parametrize("env", [SeesTooMuch, seeing(array(2, 0, 0))])
 def test_an_observation_outside_its_bounds_is_learned_from_with_a_wider_space_in_the_config(env: Any) -> None:
     settings = {"train_batch_size": 20, "rollout_fragment_length": 20}
-    with (
-        pytest.raises(ContractError, match="observation_space"),
-        PPO(env=env, config=settings) as algo,
-    ):
+    with pytest.raises(ContractError, match="observation_space"), PPO(env=env, config=settings) as algo:
         algo.train()
     wide = {"observation_space": gym.spaces.Box(-10.0, 10.0, (3,), np.float32)}
     with PPO(env=env, config={**settings, **wide}) as algo:
@@ -147,10 +144,7 @@ def test_a_huge_observation_is_not_printed() -> None:
 def test_compute_single_action_says_it_too(bad: Any) -> None:
     from menv.algorithms import PPO
 
-    with (
-        PPO(env=seeing(GOOD, when=-1)) as algorithm,
-        pytest.raises(ContractError, match="'default_policy'"),
-    ):
+    with PPO(env=seeing(GOOD, when=-1)) as algorithm, pytest.raises(ContractError, match="'default_policy'"):
         algorithm.compute_single_action(bad)
 
 

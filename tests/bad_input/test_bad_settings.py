@@ -176,10 +176,7 @@ DQN_TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("max_seq_len", {"model": {"use_gru": True}, "replay_buffer_config": {"replay_burn_in": 20}}),
     *(
         (name, {"multiagent": {"policies": {"p": PolicySpec(config={name: 8})}}})
-        for name in (
-            "train_batch_size",
-            "min_sample_timesteps_per_iteration",
-        )
+        for name in ("train_batch_size", "min_sample_timesteps_per_iteration")
     ),
     ("capacity", {"replay_buffer_config": {"capacity": ENDLESS}}),
     ("capacity", {"replay_buffer_config": {"capacity": 10**12, "prioritized_replay": True}}),
@@ -317,10 +314,7 @@ def test_numbers_and_flags_of_numpy_are_as_good_as_pythons(model: dict[str, Any]
 
 
 MAPPINGS: list[tuple[Any, str]] = [
-    (
-        lambda agent_id, episode, worker, **kw: "ann" if agent_id == "ann" else "eve",
-        "'eve' .*'bob'",
-    ),
+    (lambda agent_id, episode, worker, **kw: "ann" if agent_id == "ann" else "eve", "'eve' .*'bob'"),
     (lambda agent_id, episode: None if episode.episode_id % 2 else "ann", "None .*'ann'"),
     (lambda agent_id: [agent_id], r"\['ann'\] .*'ann'"),
     (lambda agent_id: {"ann": "ann"}[agent_id], "KeyError: 'bob' .*'bob'"),

@@ -147,9 +147,7 @@ def _runs(home: Path, said: dict[str, str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
-def test_oversized_files_are_refused_in_two_seconds_with_bounded_memory(
-    files: dict[str, str],
-) -> None:
+def test_oversized_files_are_refused_in_two_seconds_with_bounded_memory(files: dict[str, str]) -> None:
     home = files.pop("")
     folders = [str(Path(home) / name) for name in files]
     done = subprocess.run(

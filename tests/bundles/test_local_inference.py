@@ -78,10 +78,7 @@ def test_a_custom_policy_is_shown_its_last_action_reward_and_info() -> None:
 
 
 def test_an_observation_outside_the_space_is_refused() -> None:
-    with (
-        algorithm_of("mlp") as algorithm,
-        pytest.raises(ContractError, match="obs"),
-    ):
+    with algorithm_of("mlp") as algorithm, pytest.raises(ContractError, match="obs"):
         local_policy_inference(algorithm.get_policy(), 0, 0, np.zeros(9, np.float32))
 
 

@@ -293,9 +293,7 @@ def test_what_looks_like_an_environment_of_pettingzoo_is_sent_to_its_wrapper() -
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_copies_that_share_an_object_are_found_even_if_they_use_global_generators(
-    shared: bool,
-) -> None:
+def test_copies_that_share_an_object_are_found_even_if_they_use_global_generators(shared: bool) -> None:
     positions: dict[str, int] = {}
 
     class Train(gym.Env[Any, Any]):

@@ -34,9 +34,7 @@ def test_sub_environments_that_step_together_begin_again(tmp_path: Path) -> None
             assert trained(again, 1)["num_episodes_not_resumed"] == ENVS
 
 
-def test_a_custom_base_env_restarts_in_a_new_algorithm_only(
-    tmp_path: Path,
-) -> None:
+def test_a_custom_base_env_restarts_in_a_new_algorithm_only(tmp_path: Path) -> None:
     counter = like(InDicts, ids=(0,), length=7)
     with PPO(env=counter, config={**SMALL, "num_envs_per_worker": 1}) as algo:
         trained(algo, 1)

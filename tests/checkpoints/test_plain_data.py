@@ -68,14 +68,7 @@ def test_anything_else_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "tree",
-    [
-        {"$array": "7"},
-        {"$class": "os"},
-        {"$dict": [1]},
-        {"$float": "x"},
-        {"$float": 10**400},
-    ],
+    "tree", [{"$array": "7"}, {"$class": "os"}, {"$dict": [1]}, {"$float": "x"}, {"$float": 10**400}]
 )
 def test_unknown_type_marks_are_refused(tree: Any) -> None:
     with pytest.raises(ConfigError, match="to_plain"):

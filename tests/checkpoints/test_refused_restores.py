@@ -54,10 +54,7 @@ def test_experience_that_does_not_fit_is_refused_before_anything_changes(
 
 
 def test_save_without_a_folder_asks_for_one() -> None:
-    with (
-        DQN(env="CartPole-v1", config=REPLAYED) as algo,
-        pytest.raises(ConfigError, match="save"),
-    ):
+    with DQN(env="CartPole-v1", config=REPLAYED) as algo, pytest.raises(ConfigError, match="save"):
         algo.save()
 
 

@@ -99,15 +99,9 @@ def test_each_call_returns_a_changed_copy(method: str, settings: dict[str, Any])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: PPOConfig().training(lrr=1),
-            "'lr'",
-        ),
+        (lambda: PPOConfig().training(lrr=1), "'lr'"),
         (lambda: PPOConfig().training(use_lstm=True), "model"),
-        (
-            lambda: PPOConfig().training(lr=1, learning_rate=1),
-            "learning_rate",
-        ),
+        (lambda: PPOConfig().training(lr=1, learning_rate=1), "learning_rate"),
         (lambda: PPOConfig().environment(horizon=5), "menv.wrappers.TimeLimit"),
         (lambda: PPOConfig().rollouts(num_worker=5), "'num_workers'"),
         (lambda: PPOConfig().multi_agent(policy_mapping=first), "'policy_mapping_fn'"),

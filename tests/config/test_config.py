@@ -373,11 +373,7 @@ def test_a_policy_has_its_own_and_a_checkpoint_holds_it() -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        ({"friction": 2}, "friction"),
-        ({"fricton": 1}, "'friction'"),
-        ({"mu": 1}, "'friction'"),
-    ],
+    [({"friction": 2}, "friction"), ({"fricton": 1}, "'friction'"), ({"mu": 1}, "'friction'")],
 )
 def test_errors_name_it(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -138,8 +138,7 @@ LOCAL_ADAPTERS = [adapter for adapter in ALL_ADAPTERS if adapter.kind in ("gym",
 _QUICK = ("remote-gym", "remote-agents-irregular")
 REMOTE_ADAPTERS: list[Any] = [
     pytest.param(
-        Adapter(name, adapter.script, adapter.kind, on),
-        marks=() if name in _QUICK else pytest.mark.slow,
+        Adapter(name, adapter.script, adapter.kind, on), marks=() if name in _QUICK else pytest.mark.slow
     )
     for start, on in _ENGINES.items()
     for adapter in LOCAL_ADAPTERS

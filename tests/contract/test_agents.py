@@ -199,13 +199,7 @@ def test_a_broken_step_names_env_step_and_fault(case: str) -> None:
         base_env.poll()
 
 
-@pytest.mark.parametrize(
-    ("polled", "message"),
-    [
-        (({},) * 5, "poll"),
-        (({"a": 1}, *({},) * 5), "env_id"),
-    ],
-)
+@pytest.mark.parametrize(("polled", "message"), [(({},) * 5, "poll"), (({"a": 1}, *({},) * 5), "env_id")])
 def test_a_poll_of_the_wrong_form_names_what_to_return(polled: Any, message: str) -> None:
     with pytest.raises(ContractError, match=message):
         to_base_env(like(SixDicts, poll=lambda self: polled)([ScriptedEnv([[Moment("a")]])], "now")).poll()

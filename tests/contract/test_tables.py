@@ -184,13 +184,7 @@ def test_a_table_from_an_undeclared_environment_is_told_what_to_set() -> None:
         play(like(Pairs, returns_table=False)())
 
 
-@pytest.mark.parametrize(
-    ("slots", "message"),
-    [
-        ([0], r"\[\"'b'\", \"'c'\"\]"),
-        ([6], "slot 6"),
-    ],
-)
+@pytest.mark.parametrize(("slots", "message"), [([0], r"\[\"'b'\", \"'c'\"\]"), ([6], "slot 6")])
 def test_only_waiting_agents_may_get_actions(slots: list[int], message: str) -> None:
     env = Pairs()
     base_env = to_base_env(env, strict=True)

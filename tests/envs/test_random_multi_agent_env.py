@@ -51,11 +51,7 @@ def test_agents_may_have_different_spaces() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "text"),
-    [
-        ({"agents": 2}, "agents"),
-        ({"num_agents": 0}, "num_agents"),
-        ({"end_prob": 1.5}, "end_prob"),
-    ],
+    [({"agents": 2}, "agents"), ({"num_agents": 0}, "num_agents"), ({"end_prob": 1.5}, "end_prob")],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

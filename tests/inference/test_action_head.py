@@ -67,15 +67,7 @@ def test_a_space_without_a_head_is_refused_by_name(space: gym.Space[object]) -> 
         head_for_space(space)
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        MultiCategorical((3, 2)),
-        Gaussian((2,)),
-        QValues((3,)),
-        Mixed((0, 3)),
-    ],
-)
+@pytest.mark.parametrize("head", [MultiCategorical((3, 2)), Gaussian((2,)), QValues((3,)), Mixed((0, 3))])
 def test_a_head_is_unchanged_after_json(head: ActionHead) -> None:
     assert head_from_json(json.loads(json.dumps(head.to_json()))) == head
 

@@ -163,10 +163,7 @@ def test_other_files_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
 def test_other_spaces_and_missing_or_strange_files_are_refused(tmp_path: Path) -> None:
     record(lambda obs: 0, "Acrobot-v1", tmp_path / "acrobot.parquet", episodes=1)
     (tmp_path / "text.parquet").write_text("no parquet")
-    assert_refused(
-        f"{tmp_path}/acrobot.parquet",
-        r"'agent0' is Box\(.*\(6,\).*Box\(.*\(4,\)",
-    )
+    assert_refused(f"{tmp_path}/acrobot.parquet", r"'agent0' is Box\(.*\(6,\).*Box\(.*\(4,\)")
     assert_refused(f"{tmp_path}/text.parquet", r"text\.parquet: ")
     assert_refused(f"{tmp_path}/none/*.parquet", r"none/\*\.parquet")
 

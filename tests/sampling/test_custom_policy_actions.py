@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from menv import (
-    ContractError,
-    Policy,
-    PolicySpec,
-    VectorEnv,
-)
+from menv import ContractError, Policy, PolicySpec, VectorEnv
 from menv.algorithms import PPO
 from tests.worlds import Alone, Several
 

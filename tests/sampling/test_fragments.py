@@ -115,9 +115,7 @@ def test_each_row_has_the_info_of_its_own_agent_and_step() -> None:
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
-def test_rows_have_the_same_infos_if_each_sub_environment_has_a_separate_dict(
-    mode: AutoresetMode,
-) -> None:
+def test_rows_have_the_same_infos_if_each_sub_environment_has_a_separate_dict(mode: AutoresetMode) -> None:
     told = []
     for listed in (False, True):
         makers = [lambda world=world: SoloGym(SOLO, world) for world in range(3)]

@@ -15,10 +15,7 @@ from tests.house.sources import ROOT
 def test_the_blocks_of_the_page_print_what_it_says(tmp_path: Path) -> None:
     digests, careless = blocks("docs/how_to/verifying.md", "python")
     assert run_python(tmp_path / "digests.py", digests) == ["equal digests: True"]
-    assert run_python(tmp_path / "careless.py", careless) == [
-        "same: False",
-        "first: 0 5 'agent0' obs[1]",
-    ]
+    assert run_python(tmp_path / "careless.py", careless) == ["same: False", "first: 0 5 'agent0' obs[1]"]
 
 
 def test_every_back_end_is_in_the_table() -> None:

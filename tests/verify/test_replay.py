@@ -141,11 +141,7 @@ def test_a_broken_contract_leaves_no_capsule(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("raise", {"num_workers": 1}),
-        ("raise", {"remote_worker_envs": True}),
-    ],
+    ("kind", "settings"), [("raise", {"num_workers": 1}), ("raise", {"remote_worker_envs": True})]
 )
 def test_faults_in_other_processes_are_repeated(kind: str, settings: dict[str, Any]) -> None:
     register_env("cliff", mode(kind))

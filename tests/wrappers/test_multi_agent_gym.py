@@ -174,10 +174,7 @@ def test_a_multi_agent_environment_passed_as_single_agent_is_pointed_to_the_wrap
         env=lambda context: Scripted(*spaces, (seen(1, 2), {}), (seen(3, 4), reward, flag, False, {})),
         config={"rollout_fragment_length": 1, "train_batch_size": 1},
     )
-    with pytest.raises(
-        ContractError,
-        match="MultiAgentGym",
-    ):
+    with pytest.raises(ContractError, match="MultiAgentGym"):
         algo.sample()
     algo.stop()
 

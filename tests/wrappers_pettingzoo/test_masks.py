@@ -92,10 +92,7 @@ def test_a_turn_based_game_converted_to_parallel_is_pointed_to_the_aec_wrapper()
     def game(context: Any) -> ParallelPettingZooEnv:
         return ParallelPettingZooEnv(turn_based_aec_to_parallel(tictactoe_v3.env()))
 
-    with (
-        PPO(env=game) as algo,
-        pytest.raises(ContractError, match="'player_2'"),
-    ):
+    with PPO(env=game) as algo, pytest.raises(ContractError, match="'player_2'"):
         algo.sample()
     # Who only takes the other wrapper is not sent back.
     with pytest.raises(ConfigError, match="AEC"):
