@@ -100,7 +100,12 @@ class RemoteEnvs(Adapter):
         """Return the rows of servers that have answered; the first poll waits for all."""
         self._check_running("poll")
         if self.paused:
-            self._poll_paused()
+            # The servers that paused reset their sub-environments; wait for these rows.
+            paused = [server for server in self._servers if server.paused]
+            for server in paused:
+                server.ask(EnvServer.poll, self.pauses_at_ends)
+            for server in paused:
+                self._settle(server)
         elif self._started:
             self._gather(timeout)
         else:
@@ -198,14 +203,6 @@ class RemoteEnvs(Adapter):
         for server in self._servers:
             server.begin_at(int(env_steps[server.index]))
         for server in self._servers:
-            self._settle(server)
-
-    def _poll_paused(self) -> None:
-        """Let the servers that paused reset their sub-environments, and wait for these rows."""
-        paused = [server for server in self._servers if server.paused]
-        for server in paused:
-            server.ask(EnvServer.poll, self.pauses_at_ends)
-        for server in paused:
             self._settle(server)
 
     def _deliver(self) -> Ready:

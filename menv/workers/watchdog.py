@@ -62,10 +62,6 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self._watches = False
 
-    def look(self) -> int | None:
-        """Return the progress, None while nothing has to progress."""
-        return self._progress() if self._watches else None
-
 
 def creation(env_timeout: float | None) -> Watchdog:
     """Return what limits the time in which environments are created; None is unlimited."""
@@ -80,7 +76,8 @@ def _show_life(watchdog: weakref.ref[Watchdog], watcher: subprocess.Popen[bytes]
     with watcher:
         assert watcher.stdin is not None
         while (one := watchdog()) is not None:
-            now = one.look()
+            # None while nothing has to progress.
+            now = one._progress() if one._watches else None
             del one
             if now is None or now != before:
                 # Without the watcher the process continues unwatched.
