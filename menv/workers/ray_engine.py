@@ -94,12 +94,6 @@ class RayWorker:
 _ACTOR: Any = ray.remote(max_restarts=0, max_task_retries=0)(RayWorker)
 
 
-def _cause(error: Exception) -> str:
-    """Return Ray's message in one line, without its list of possible causes."""
-    lines = [line for line in str(error).splitlines() if line.strip() and line[0] not in "\t "]
-    return (lines or [type(error).__name__])[-1].partition(" Some common causes")[0][:_LONGEST]
-
-
 def _stderr_tail(path: str) -> Sequence[str]:
     """Return the last lines of a worker's stderr without Ray's markers; none if its node is another one."""
     try:
@@ -228,8 +222,11 @@ class RayRemoteActor(RemoteActor):
         place = self._place if self.is_placed() else None
         at = "was not placed" if place is None else f"pid {place.pid}, node {place.node[:8]}"
         stderr = [] if place is None else _stderr_tail(place.stderr)
+        # Ray's message in one line, without its list of possible causes.
+        lines = [line for line in str(error).splitlines() if line.strip() and line[0] not in "\t "]
+        cause = (lines or [type(error).__name__])[-1].partition(" Some common causes")[0][:_LONGEST]
         self.kill()
-        self.ended = lost(f"{self.label} ({at}): is lost: {_cause(error)}", stderr)
+        self.ended = lost(f"{self.label} ({at}): is lost: {cause}", stderr)
 
 
 class RayEngine(Engine):

@@ -74,24 +74,10 @@ class RemoteRollouts:
     sampler = None
 
     def __init__(
-        self,
-        config: AlgorithmConfig,
-        policy_view: PolicyView,
-        seed: int,
-        metrics: Metrics,
-        engine: Engine,
-        num_envs: int,
-        early: Sequence[RemoteActor] = (),
-        declared: Declared | None = None,
+        self, config: AlgorithmConfig, policy_view: PolicyView, metrics: Metrics, workers: WorkerGroup
     ) -> None:
         self.lock = threading.RLock()
-        self._config = config
-        self._policy_view = policy_view
-        self._metrics = metrics
-        self._each = num_envs
-        self.workers = WorkerGroup(
-            config, policy_view, seed, engine, num_envs, metrics, early, declared=declared
-        )
+        self._config, self._policy_view, self._metrics, self.workers = config, policy_view, metrics, workers
         # Fragments of each worker that nothing has consumed yet; its worker may be lost by now.
         self._queues = [deque[Fragment]() for _ in range(config.num_workers)]
         # What was raised instead of a fragment, by worker.
@@ -115,7 +101,7 @@ class RemoteRollouts:
 
     @property
     def num_envs(self) -> int:
-        return self._each * len(self.workers)
+        return self.workers.each * len(self.workers)
 
     @locked
     def prepare(self) -> None:
@@ -243,7 +229,7 @@ class RemoteRollouts:
 
     @locked
     def resume(self, state: SamplerState) -> None:
-        self._begin_again(state, split_state(state, len(self.workers), self._each), self.workers.seed)
+        self._begin_again(state, split_state(state, len(self.workers), self.workers.each), self.workers.seed)
 
     def _begin_again(self, state: SamplerState, shares: Sequence[SamplerState | None], seed: int) -> None:
         self.counters, self._unrolls, self._prepared = WorkerCounters.of(state), state.pieces, False
@@ -281,7 +267,7 @@ class RemoteRollouts:
             self.workers.policy_sync.merge_filters(fragment.filters)
             self.workers.warn(fragment.warnings)
             for batch in fragment.batch.policy_batches.values():
-                batch.segments.env_id = batch.segments.env_id + index * self._each
+                batch.segments.env_id = batch.segments.env_id + index * self.workers.each
         batches = [fragment.batch for fragment in fragments.values()]
         found = MultiAgentBatch.concat_samples(batches) if len(batches) > 1 else _own(batches[0])
         order = [name for name in self._policy_view.policy_map.specs if name in found]
@@ -370,10 +356,11 @@ class WorkerGroupFactory:
         assert self._engine is not None
         # A BaseEnv or a vectorised environment brings as many as it has.
         own = 0 if base_env.replayable is not None else base_env.num_envs
-        return RemoteRollouts(
-            config, policy_set, seed, metrics, self._engine, own or config.num_envs_per_worker, self._seats,
-            self._declared,
+        workers = WorkerGroup(
+            config, policy_set, seed, self._engine, own or config.num_envs_per_worker, metrics, self._seats,
+            declared=self._declared,
         )  # fmt: skip
+        return RemoteRollouts(config, policy_set, metrics, workers)
 
     def check_travels(self, mapping_fn: Any, to_train: Any) -> None:
         """Refuse functions that cannot be pickled for workers, before anything has changed."""

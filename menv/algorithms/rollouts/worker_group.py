@@ -147,7 +147,8 @@ class WorkerGroup:
     `early` are processes that the engine has started already and that hold no worker, `settings` those from before
     callbacks received the algorithm, `declared` the spaces of the driver's environment. `metrics` record the episodes
     of lost workers as faulty. Training continues without workers that Ray has no room for: they are `absent` until it
-    has. `lost` counts replaced workers, and `policy_sync` knows which policies the workers have.
+    has. `each` is the number of sub-environments of a worker, `lost` counts replaced workers, and `policy_sync` knows
+    which policies the workers have.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class WorkerGroup:
         self._settings = settings or sealed_settings(config)
         self.policy_sync = PolicySync(policy_view)
         self._engine = engine
-        self._each = num_envs
+        self.each = num_envs
         self._metrics = metrics
         self._declared = declared or {}
         self._in_evaluation = in_evaluation
@@ -238,7 +239,7 @@ class WorkerGroup:
     def running(self, index: int) -> int:
         """Return how many episodes a worker plays; a new one plays one in each sub-environment."""
         state = self.states[index]
-        return self._each if state is None else state.running or self._each
+        return self.each if state is None else state.running or self.each
 
     def ask(self, index: int, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         """Request a call of a worker's method."""
@@ -331,7 +332,7 @@ class WorkerGroup:
         self._ready.discard(index)
         policies, placement = self.policy_sync.worker_policies(), self._placement(index)
         init = (
-            self._settings, placement, policies, self.seed, self._declared, self._each, self.states[index]
+            self._settings, placement, policies, self.seed, self._declared, self.each, self.states[index]
         )  # fmt: skip
         if elsewhere:
             self._actors[index].kill()
@@ -375,7 +376,7 @@ class WorkerGroup:
         self.lost += 1
         self._recreated.add(index)
         # The next one must not repeat the numbers that this one may have been lost with.
-        before = self.states[index] or SamplerState(steps=[0] * self._each, begun=[0] * self._each)
+        before = self.states[index] or SamplerState(steps=[0] * self.each, begun=[0] * self.each)
         self.states[index] = replace(before, steps=[steps + 1 for steps in before.steps], running=0)
         if blamed:
             errors.append(error)
