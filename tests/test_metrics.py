@@ -9,13 +9,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import DefaultCallbacks
 from menv.algorithms import PPO
 from menv.base_env import SINGLE_AGENT
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError
 from menv.metrics import Metrics
-from tests.worlds import Alone, Several
+from tests.worlds import Alone, Several, noting
 
 
 def episode(rewards: dict[tuple[Any, str], float], length: int = 10, unclaimed: float = 0.0) -> Episode:
@@ -277,14 +276,12 @@ class Team(Several):
 
 
 def test_what_an_agent_is_paid_after_its_end_is_in_its_return_and_in_no_row() -> None:
-    returns: list[Any] = []
-
-    class Noting(DefaultCallbacks):
-        def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
-            returns.append((dict(episode.agent_rewards), episode.total_reward, episode.unclaimed_rewards))
-
+    callbacks, returns = noting(
+        "on_episode_end", lambda *, episode, **_: (dict(episode.agent_rewards), episode.total_reward,
+                                                   episode.unclaimed_rewards),
+    )  # fmt: skip
     config = {
-        "train_batch_size": 30, "rollout_fragment_length": 30, "callbacks": Noting,
+        "train_batch_size": 30, "rollout_fragment_length": 30, "callbacks": callbacks,
         "multiagent": {"policies": ["ann", "bob", "zoe"], "policy_mapping_fn": lambda agent_id, **kwargs: agent_id},
     }  # fmt: skip
     with PPO(env=Team, config=config) as algo:

@@ -15,7 +15,7 @@ from menv.envs import RockPaperScissors
 from menv.errors import ConfigError
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
 from tests.inside import sampler
-from tests.worlds import like
+from tests.worlds import like, noting
 
 SMALL = {
     "rollout_fragment_length": 10,
@@ -57,13 +57,11 @@ def test_the_hooks_of_an_episode_are_called_in_order() -> None:
 
 
 def test_an_episode_tells_what_its_agents_saw_last_and_how_long_it_is() -> None:
-    seen: list[tuple[Any, int, Any]] = []
-
-    class Look(DefaultCallbacks):
-        def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
-            seen.append((episode.last_observation_for("b")[1], episode.length, episode.last_info_for("b")))
-
-    with PPO(env=Duo, config={**SMALL, "callbacks": Look}) as algo:
+    look, seen = noting(
+        "on_episode_step",
+        lambda *, episode, **_: (episode.last_observation_for("b")[1], episode.length, episode.last_info_for("b")),
+    )  # fmt: skip
+    with PPO(env=Duo, config={**SMALL, "callbacks": look}) as algo:
         algo.sample()
     assert [at for at, _, _ in seen] == [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
     assert [length for _, length, _ in seen] == [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
@@ -73,11 +71,9 @@ def test_an_episode_tells_what_its_agents_saw_last_and_how_long_it_is() -> None:
 def test_an_episode_tells_what_its_agents_have_earned_so_far_and_results_stay_the_same(
     tmp_path: Path,
 ) -> None:
-    seen: list[tuple[int, float, dict[Any, float]]] = []
-
-    class Look(DefaultCallbacks):
-        def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
-            seen.append((episode.length, episode.total_reward, dict(episode.agent_rewards)))
+    look, seen = noting(
+        "on_episode_step", lambda *, episode, **_: (episode.length, episode.total_reward, dict(episode.agent_rewards))
+    )  # fmt: skip
 
     def taken_up(**settings: Any) -> dict[str, Any]:
         with PPO(env=RockPaperScissors, config={**SMALL, "env_config": {"rounds": 8}, **settings}) as algo:
@@ -86,7 +82,7 @@ def test_an_episode_tells_what_its_agents_have_earned_so_far_and_results_stay_th
         with PPO.from_checkpoint(folder, config=settings, env=RockPaperScissors) as algo:
             return dict(algo.train())
 
-    looked_at, alone = taken_up(callbacks=Look), taken_up()
+    looked_at, alone = taken_up(callbacks=look), taken_up()
     assert [length for length, _, _ in seen] == [*range(1, 9), 1, 2] * 2
     assert all(total == sum(by_agent.values()) for _, total, by_agent in seen)
     assert len({by_agent["player1", "default_policy"] for _, _, by_agent in seen}) > 2

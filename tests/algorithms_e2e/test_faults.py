@@ -18,7 +18,7 @@ from tests.algorithms_e2e.test_callbacks import spying
 from tests.checkpoints.runs import SMALL, resumed_twice, trained, weights_of
 from tests.inside import base_env
 from tests.warm_homes import the_parent
-from tests.worlds import Alone, Sharing, like
+from tests.worlds import Alone, Sharing, like, raising
 
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
 LENGTH = 6
@@ -152,11 +152,10 @@ def test_the_run_ends_at_the_first_one_where_that_is_asked_for(kind: Any) -> Non
 
 @both_kinds
 def test_a_plain_bug_ends_the_run_at_its_first_cause(kind: Any) -> None:
-    class Bug(kind):  # type: ignore[misc]
-        def step(self, action: Any) -> Any:
-            raise KeyError("wheel")
-
-    with PPO(env=Bug, config=SMALL) as algo, pytest.raises(EnvCrashError) as caught:
+    with (
+        PPO(env=like(kind, step=raising(KeyError("wheel"))), config=SMALL) as algo,
+        pytest.raises(EnvCrashError) as caught,
+    ):
         algo.train()
     assert "KeyError: 'wheel'" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
@@ -223,11 +222,8 @@ def test_all_environments_are_closed_where_one_cannot_be() -> None:
     assert len(closed) == 8
 
 
-class Refusing(DefaultCallbacks):
-    """Raises when all is there."""
-
-    def on_algorithm_init(self, **kwargs: Any) -> None:
-        raise ArithmeticError("not today")
+# Raises when all is there.
+Refusing = like(DefaultCallbacks, on_algorithm_init=raising(ArithmeticError("not today")))
 
 
 @pytest.mark.usefixtures("sent_whole")

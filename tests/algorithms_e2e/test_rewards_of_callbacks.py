@@ -117,9 +117,12 @@ def test_advantages_that_a_callback_writes_are_learned_unchanged() -> None:
         assert batch["value_targets"] == pytest.approx(7.0 + batch["vf_preds"], abs=1e-5)
 
 
-class Four(DefaultCallbacks):
-    def on_postprocess_trajectory(self, *, postprocessed_batch: Any, **kwargs: Any) -> None:
-        postprocessed_batch["rewards"][:] = 4.0
+Four = like(
+    DefaultCallbacks,
+    on_postprocess_trajectory=lambda self, *, postprocessed_batch, **_: postprocessed_batch["rewards"].fill(
+        4.0
+    ),
+)
 
 
 class FourInSamples(DefaultCallbacks):

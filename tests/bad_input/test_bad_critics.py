@@ -74,13 +74,8 @@ HOOKS = [
 
 @pytest.mark.parametrize(("hook", "error", "message"), HOOKS)
 def test_a_hook_that_returns_something_else_is_named(hook: Any, error: Any, message: str) -> None:
-    class Bad(PPOPolicy):
-        def postprocess_trajectory(
-            self, batch: Any, other_agent_batches: Any = None, episode: Any = None
-        ) -> Any:
-            return hook(batch)
-
-    assert re.search(message, said(error, PolicySpec(Bad)))
+    bad = like(PPOPolicy, postprocess_trajectory=lambda self, batch, *others: hook(batch))
+    assert re.search(message, said(error, PolicySpec(bad)))
 
 
 def far(policy: Any, batch: Any) -> Any:
@@ -148,23 +143,11 @@ def rows(count: int, width: int, value: float = 0.0) -> Any:
 
 
 def test_a_critic_of_all_agents_without_known_agents_is_refused() -> None:
-    class Secret(Shifts):
-        def __init__(self, config: Any = None) -> None:
-            super().__init__(config)
-            self.possible_agents = []
-
-        def get_agent_ids(self) -> Any:
-            return set()
-
+    secret = like(Shifts, possible_agents=(), get_agent_ids=lambda self: set())
     with pytest.raises(ConfigError, match="possible_agents"):
-        PPO(env=Secret, config={**SMALL, "critic_obs": "all_agents"})
+        PPO(env=secret, config={**SMALL, "critic_obs": "all_agents"})
 
 
 def test_advantages_without_values_are_refused() -> None:
-    class Bad(PPOPolicy):
-        def postprocess_trajectory(
-            self, batch: Any, other_agent_batches: Any = None, episode: Any = None
-        ) -> Any:
-            return compute_advantages(batch)
-
-    assert "compute_advantages: vf_preds" in said(ContractError, PolicySpec(Bad))
+    bad = like(PPOPolicy, postprocess_trajectory=lambda self, batch, *others: compute_advantages(batch))
+    assert "compute_advantages: vf_preds" in said(ContractError, PolicySpec(bad))

@@ -16,6 +16,7 @@ from menv.algorithms import DQN, PPO, QMIX, DQNConfig, PPOConfig, PPOPolicy
 from menv.errors import ConfigError, ContractError, MenvError
 from tests.algorithms_e2e.comings import Comings
 from tests.bad_input.broken_envs import SMALL, UNIT, Faulty, checked
+from tests.worlds import like, raising
 
 ENDLESS = 10**20
 NAN, INF = math.nan, math.inf
@@ -323,12 +324,9 @@ MAPPINGS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("mapping", "message"), MAPPINGS)
 def test_a_mapping_that_cannot_work_is_named_before_the_first_step(mapping: Any, message: str) -> None:
-    class Waits(Faulty):
-        def step(self, action_dict: Any) -> Any:
-            raise AssertionError("no step has been asked for")
-
+    waits = like(Faulty, step=raising(AssertionError("no step has been asked for")))
     with pytest.raises(MenvError, match=f"policy_mapping_fn: .*{message}") as caught:
-        PPO(env=Waits, config={"multiagent": {**TWO, "policy_mapping_fn": mapping}})
+        PPO(env=waits, config={"multiagent": {**TWO, "policy_mapping_fn": mapping}})
     checked(str(caught.value))
     assert isinstance(caught.value, ContractError) or isinstance(caught.value.__cause__, KeyError)
 
@@ -346,14 +344,10 @@ def test_a_policies_to_train_function_must_return_a_bool(answer: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["observation", "action"])
 def test_agents_of_one_policy_with_different_spaces_are_named(kind: str) -> None:
-    class Uneven(Faulty):
-        def __init__(self, context: Any = None) -> None:
-            super().__init__()
-            spaces = {"observation": UNIT, "action": gym.spaces.Discrete(2)}
-            setattr(self, f"{kind}_spaces", {"ann": spaces[kind], "bob": gym.spaces.Discrete(7)})
-
+    own: dict[str, Any] = {"observation": UNIT, "action": gym.spaces.Discrete(2)}
+    uneven = like(Faulty, **{f"{kind}_spaces": {"ann": own[kind], "bob": gym.spaces.Discrete(7)}})
     with pytest.raises(ConfigError) as caught:
-        PPO(env=Uneven)
+        PPO(env=uneven)
     assert re.match(
         rf"policy 'default_policy': .*'ann'.*'bob'.*{kind}.*Discrete\(7\)", checked(str(caught.value))
     )
@@ -371,13 +365,8 @@ def test_agents_of_one_policy_with_different_spaces_are_named(kind: str) -> None
     ids=["Text", "Sequence", "Discrete", "MultiDiscrete", "Tuple"],
 )
 def test_a_space_that_no_network_can_read_is_refused_before_it_takes_memory(space: Any, named: str) -> None:
-    class Odd(Faulty):
-        def __init__(self, context: Any = None) -> None:
-            super().__init__()
-            self.observation_space = space
-
     with pytest.raises(ConfigError, match=named):
-        PPO(env=Odd, config={"model": {"fcnet_hiddens": [8]}})
+        PPO(env=like(Faulty, observation_space=space), config={"model": {"fcnet_hiddens": [8]}})
 
 
 CALLS: list[tuple[Any, str]] = [

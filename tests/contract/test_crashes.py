@@ -26,7 +26,7 @@ from tests.contract.adapters import (
 )
 from tests.contract.crashing import CrashError, World, every_letter, together
 from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SoloGym
-from tests.worlds import like
+from tests.worlds import like, raising
 
 every_adapter = pytest.mark.parametrize("adapter", LOCAL_ADAPTERS, ids=name_of)
 both_kinds = pytest.mark.parametrize("solo", [True, False], ids=["gym", "agents"])
@@ -264,11 +264,8 @@ def test_what_breaks_the_contract_is_an_error_at_once() -> None:
 
 
 def test_a_keyboard_interrupt_does_not_count_as_a_fault() -> None:
-    class Interrupted(SoloGym):
-        def step(self, action: Any) -> Any:
-            raise KeyboardInterrupt
-
-    base_env = to_base_env(Interrupted(SOLO), lambda index: Interrupted(SOLO), 1)
+    interrupted = like(SoloGym, step=raising(KeyboardInterrupt))
+    base_env = to_base_env(interrupted(SOLO), lambda index: interrupted(SOLO), 1)
     with pytest.raises(KeyboardInterrupt):
         run(base_env, 3)
 

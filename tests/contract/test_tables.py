@@ -27,7 +27,7 @@ from menv import (
 )
 from menv.algorithms import PPO
 from tests.contract.scripted import altered
-from tests.worlds import like
+from tests.worlds import like, noting
 
 SEATS = [(world, agent) for world in range(2) for agent in "abc"]
 
@@ -282,17 +282,12 @@ def test_episodes_that_end_together_are_reported_in_the_order_of_their_worlds(ba
 
 def test_env_steps_continue_from_those_of_a_checkpoint(tmp_path: Path) -> None:
     config = {"rollout_fragment_length": 6, "train_batch_size": 12, "num_sgd_iter": 1, "seed": 0}
-    seen: list[list[int]] = []
-
-    class Watching(DefaultCallbacks):
-        def on_episode_step(self, *, base_env: Any, **kwargs: Any) -> None:
-            seen.append(base_env._before.tolist())
-
+    watching, seen = noting("on_episode_step", lambda *, base_env, **_: base_env._before.tolist())
     with PPO(env=Pairs, config=config) as algo:
         algo.train()
         folder = algo.save(tmp_path)
         counted = algo.train()["num_env_steps_sampled"]
-    with PPO(env=Pairs, config={**config, "callbacks": Watching}) as algo:
+    with PPO(env=Pairs, config={**config, "callbacks": watching}) as algo:
         algo.restore(folder)
         assert algo.train()["num_env_steps_sampled"] == counted
     assert seen[0] == [6, 6]

@@ -15,7 +15,7 @@ from menv.algorithms import PPO
 from menv.errors import ContractError, MenvError
 from menv.policy import Policy
 from tests.bad_input.broken_envs import checked
-from tests.worlds import Several, like
+from tests.worlds import Several, like, raising
 
 AGENTS = ["day", "night", "guest"]
 LENGTH = 13
@@ -164,11 +164,7 @@ def test_infos_episodes_and_counts_are_those_of_the_row() -> None:
 
 
 def test_a_policy_that_answers_rows_is_shown_and_asked_nothing_more() -> None:
-    class Answers(RandomPolicy):
-        def get_initial_state(self) -> list[Any]:
-            raise AssertionError("nobody asks")
-
-    _, (batch,) = played(1, Answers)
+    _, (batch,) = played(1, like(RandomPolicy, get_initial_state=raising(AssertionError("nobody asks"))))
     assert set(batch["own"]["actions"]) <= set(range(5))
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy, register_env
 from menv.algorithms import PPO
-from menv.policy import Policy
 from tests.contract.scripted import Moment, ScriptedEnv, SixDicts
 from tests.sampling.reference_envs import Together
+from tests.sampling.test_custom_policy_actions import Fixed
 from tests.worlds import Several
 
 RETURNS = [
@@ -170,18 +170,11 @@ def test_random_draws_in_the_mapping_repeat_under_a_seed() -> None:
     assert len(shares()) == 2
 
 
-class Steadfast(Policy):
-    """Always answers the same."""
-
-    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return [self.config["answer"]] * len(obs_batch), [], {}
-
-
 def test_custom_policies_play_next_to_networks_and_never_learn() -> None:
     policies = {
         "net": PolicySpec(),
-        "one": PolicySpec(Steadfast, config={"answer": 1}),
-        "tuple": (Steadfast, None, None, {"answer": 0}),
+        "one": PolicySpec(Fixed, config={"value": 1}),
+        "tuple": (Fixed, None, None, {"value": 0}),
         "random": RandomPolicy,
     }
     names = list(policies)
@@ -203,7 +196,7 @@ def test_custom_policies_play_next_to_networks_and_never_learn() -> None:
         result = algorithm.train()
         assert set(result["info"]["learner"]) == {"net"}
         assert result["policy_reward_mean"] == dict.fromkeys(names, 5.0)
-        assert isinstance(algorithm.get_policy("one"), Steadfast)
+        assert isinstance(algorithm.get_policy("one"), Fixed)
         assert algorithm.compute_single_action(0, policy_id="one") == 1
 
 

@@ -14,7 +14,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv import BaseEnv, ExternalMultiAgentEnv, MultiAgentEnv, VectorEnv, VectorMultiAgentEnv
+from menv import (
+    BaseEnv,
+    DefaultCallbacks,
+    ExternalMultiAgentEnv,
+    MultiAgentEnv,
+    VectorEnv,
+    VectorMultiAgentEnv,
+)
 
 LINE: Any = gym.spaces.Box(-1000.0, 1000.0, (1,), np.float32)
 TWO: Any = gym.spaces.Discrete(2)
@@ -23,6 +30,21 @@ TWO: Any = gym.spaces.Discrete(2)
 def like(base: Any, **members: Any) -> Any:
     """Return a class that is as `base` but for some members; functions among them are its methods."""
     return type(base.__name__, (base,), members)
+
+
+def raising(error: BaseException | type[BaseException]) -> Any:
+    """Return a method that raises an error."""
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return method
+
+
+def noting(hook: str, told: Any) -> tuple[Any, list[Any]]:
+    """Return callbacks that keep what `told` makes of the keywords of each call of a hook, and the list of that."""
+    seen: list[Any] = []
+    return like(DefaultCallbacks, **{hook: lambda self, **given: seen.append(told(**given))}), seen
 
 
 class Alone(gym.Env[Any, Any]):

@@ -10,6 +10,7 @@ import pytest
 from menv.errors import ConfigError, ContractError
 from menv.wrappers.group_agents import GroupAgentsWrapper
 from tests.bad_input.broken_envs import Faulty, checked
+from tests.worlds import like
 
 PAIR = gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2)
 
@@ -26,18 +27,14 @@ def test_impossible_groups_are_refused_by_name(groups: Any, named: str) -> None:
 
 
 def test_a_member_without_a_space_is_named() -> None:
-    class Bare(Faulty):
-        def __init__(self) -> None:
-            super().__init__()
-            self.action_spaces = {"ann": gym.spaces.Discrete(2)}
-
+    bare = like(Faulty, action_spaces={"ann": gym.spaces.Discrete(2)})
     with pytest.raises(ContractError, match="'bob'"):
-        Bare().with_agent_groups({"g": ["ann", "bob"]})
-    env = Bare().with_agent_groups({"g": ["ann", "bob"]}, act_space=PAIR)
+        bare().with_agent_groups({"g": ["ann", "bob"]})
+    env = bare().with_agent_groups({"g": ["ann", "bob"]}, act_space=PAIR)
     assert env.get_action_space("g") is PAIR
     # An agent in no group may declare its space later.
     with pytest.raises(ContractError, match="'bob'"):
-        Bare().with_agent_groups({"g": ["ann"]}).get_action_space("bob")
+        bare().with_agent_groups({"g": ["ann"]}).get_action_space("bob")
 
 
 @pytest.mark.parametrize("given", [PAIR, {"g": PAIR}, gym.spaces.Dict({"g": PAIR})])
