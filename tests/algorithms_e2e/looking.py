@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from menv import Episode, Policy, SampleBatch
+from menv import Policy, SampleBatch
 from menv.algorithms import PPOPolicy
 from tests.worlds import like
 
@@ -28,8 +28,8 @@ def watching(*, base: type[Policy] = PPOPolicy) -> tuple[type[Policy], list[Any]
 
     class Watch(base):  # type: ignore[misc,valid-type]
         def postprocess_trajectory(
-            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
-        ) -> SampleBatch:
+            self, batch: Any, other_agent_batches: Any = None, episode: Any = None
+        ) -> Any:
             seen.append((batch, other_agent_batches, episode))
             found: SampleBatch = super().postprocess_trajectory(batch, other_agent_batches, episode)
             return found
@@ -47,9 +47,7 @@ class WithCritic(PPOPolicy):
     def make_modules(self) -> dict[str, nn.Module]:
         return {"critic": nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1), nn.Flatten(0))}
 
-    def postprocess_trajectory(
-        self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
-    ) -> SampleBatch:
+    def postprocess_trajectory(self, batch: Any, other_agent_batches: Any = None, episode: Any = None) -> Any:
         others = other_agent_batches or {}
         joint = np.zeros((batch.count, 3), np.float32)
         joint[:, 0] = batch["obs"][:, 0]
@@ -66,9 +64,7 @@ class WithCritic(PPOPolicy):
 class Judge(PPOPolicy):
     """Keeps what its network says of each row."""
 
-    def postprocess_trajectory(
-        self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
-    ) -> SampleBatch:
+    def postprocess_trajectory(self, batch: Any, other_agent_batches: Any = None, episode: Any = None) -> Any:
         with torch.no_grad():
             batch["judged"] = self.network.values(torch.from_numpy(batch["obs"])).numpy()
         return batch

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from menv import Episode, PolicySpec, SampleBatch
+from menv import PolicySpec
 from menv.algorithms import PPO, PPOPolicy
 from menv.envs import TwoStepGame
-from tests.algorithms_e2e.looking import Others, WithCritic
+from tests.algorithms_e2e.looking import WithCritic
 from tests.algorithms_e2e.shifts import Shifts, mapped_to_themselves
 
 SMALL = {"sgd_minibatch_size": 8, "num_sgd_iter": 2, "seed": 1}
@@ -25,8 +25,8 @@ def test_columns_that_a_hook_adds_reach_the_loss_with_their_rows() -> None:
 
     class Tagged(PPOPolicy):
         def postprocess_trajectory(
-            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
-        ) -> SampleBatch:
+            self, batch: Any, other_agent_batches: Any = None, episode: Any = None
+        ) -> Any:
             batch["tag"] = 10.0 * batch["obs"] + batch["actions"][:, None]
             batch["wide"] = np.ones((batch.count, 2, 3))
             return batch

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from menv import PolicySpec, SampleBatch
+from menv import PolicySpec
 from menv.algorithms import DQN, PPO, QMIX, PPOPolicy
 from menv.algorithms.algorithm import Algorithm
 from menv.envs import TicTacToe
@@ -74,9 +74,7 @@ class Watched(PPOPolicy):
         self.critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
         return {"critic": self.critic}
 
-    def postprocess_trajectory(
-        self, batch: SampleBatch, other_agent_batches: Any = None, episode: Any = None
-    ) -> SampleBatch:
+    def postprocess_trajectory(self, batch: Any, other_agent_batches: Any = None, episode: Any = None) -> Any:
         with torch.no_grad():
             batch["vf_preds"] = self.critic(torch.from_numpy(batch["obs"])).numpy()
             batch["thought"] = self.network.values(torch.from_numpy(batch["obs"])).numpy()

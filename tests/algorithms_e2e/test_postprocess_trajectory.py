@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from menv import DefaultCallbacks, Episode, PolicySpec, RandomPolicy, SampleBatch
+from menv import DefaultCallbacks, PolicySpec, RandomPolicy
 from menv.algorithms import PPO, PPOPolicy
-from tests.algorithms_e2e.looking import Judge, Others, steps_of, watching
+from tests.algorithms_e2e.looking import Judge, steps_of, watching
 from tests.algorithms_e2e.shifts import Shifts, mapped_to_themselves
+from tests.worlds import like
 
 SMALL = {"sgd_minibatch_size": 8, "num_sgd_iter": 2, "seed": 1}
 EACH = {"policy_mapping_fn": mapped_to_themselves}
@@ -75,17 +76,23 @@ def test_others_are_empty_when_alone(vector: bool) -> None:
     assert sum(own.count for own, _, _ in seen) >= 28
 
 
+def hooked(change: Any) -> Any:
+    """Return a class of policies whose hook changes a batch."""
+
+    def hook(self: Any, batch: Any, others: Any = None, episode: Any = None) -> Any:
+        change(self, batch, episode)
+        return batch
+
+    return like(PPOPolicy, postprocess_trajectory=hook)
+
+
 def test_a_hook_runs_before_advantages_and_these_before_the_callback() -> None:
     order: list[str] = []
 
-    class Early(PPOPolicy):
-        def postprocess_trajectory(
-            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
-        ) -> SampleBatch:
-            assert not {"advantages", "vf_preds", "action_logp"} & set(batch)
-            order.append("hook")
-            batch["mine"] = np.arange(batch.count)
-            return batch
+    def early(policy: Any, batch: Any, episode: Any) -> None:
+        assert not {"advantages", "vf_preds", "action_logp"} & set(batch)
+        order.append("hook")
+        batch["mine"] = np.arange(batch.count)
 
     class Late(DefaultCallbacks):
         def on_postprocess_trajectory(self, *, postprocessed_batch: Any, **kwargs: Any) -> None:
@@ -95,7 +102,7 @@ def test_a_hook_runs_before_advantages_and_these_before_the_callback() -> None:
         def on_episode_end(self, **kwargs: Any) -> None:
             order.append("end")
 
-    policies = {"policies": {"default_policy": PolicySpec(Early)}}
+    policies = {"policies": {"default_policy": PolicySpec(hooked(early))}}
     config = {**SMALL, "rollout_fragment_length": 5, "callbacks": Late, "multiagent": policies}
     with PPO(env=Shifts, config=config) as algo:
         algo.sample()
@@ -103,16 +110,10 @@ def test_a_hook_runs_before_advantages_and_these_before_the_callback() -> None:
 
 
 def test_episodes_count_and_carry_what_a_hook_puts_into_them() -> None:
-    class Count(PPOPolicy):
-        def postprocess_trajectory(
-            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
-        ) -> SampleBatch:
-            assert episode is not None
-            metrics = episode.custom_metrics
-            metrics["rows"] = metrics.get("rows", 0) + batch.count
-            return batch
+    def count(policy: Any, batch: Any, episode: Any) -> None:
+        episode.custom_metrics["rows"] = episode.custom_metrics.get("rows", 0) + batch.count
 
-    policies = {"policies": {"default_policy": PolicySpec(Count)}}
+    policies = {"policies": {"default_policy": PolicySpec(hooked(count))}}
     config = {**SMALL, "rollout_fragment_length": 10, "train_batch_size": 10, "multiagent": policies}
     with PPO(env=Shifts, config=config) as algo:
         for number in range(1, 4):
@@ -123,14 +124,10 @@ def test_episodes_count_and_carry_what_a_hook_puts_into_them() -> None:
 
 
 def test_custom_values_are_what_advantages_are_made_of() -> None:
-    class Priced(PPOPolicy):
-        def postprocess_trajectory(
-            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
-        ) -> SampleBatch:
-            batch["vf_preds"] = batch["obs"][:, 1]
-            return batch
+    def priced(policy: Any, batch: Any, episode: Any) -> None:
+        batch["vf_preds"] = batch["obs"][:, 1]
 
-    policies = {"policies": {"default_policy": PolicySpec(Priced)}}
+    policies = {"policies": {"default_policy": PolicySpec(hooked(priced))}}
     settings = {**SMALL, "gamma": 0.5, "lambda": 0.5, "rollout_fragment_length": 5}
     with PPO(
         env=Shifts, config={**settings, "env_config": {"truncate": True}, "multiagent": policies}
@@ -149,18 +146,15 @@ def test_custom_values_are_what_advantages_are_made_of() -> None:
 
 
 def test_custom_advantages_are_kept() -> None:
-    class Own(PPOPolicy):
-        def postprocess_trajectory(
-            self, batch: SampleBatch, other_agent_batches: Others = None, episode: Episode | None = None
-        ) -> SampleBatch:
-            batch["vf_preds"] = np.full(batch.count, 2.0, np.float32)
-            batch["next_vf_preds"] = np.full(batch.count, 3.0, np.float32)
-            if self.settings.gamma == 0.5:
-                batch["advantages"] = np.full(batch.count, 4.0, np.float32)
-            return batch
+    def own(policy: Any, batch: Any, episode: Any) -> None:
+        batch["vf_preds"] = np.full(batch.count, 2.0, np.float32)
+        batch["next_vf_preds"] = np.full(batch.count, 3.0, np.float32)
+        if policy.settings.gamma == 0.5:
+            batch["advantages"] = np.full(batch.count, 4.0, np.float32)
 
+    kind = hooked(own)
     multiagent = {
-        "policies": {"a": PolicySpec(Own, config={"gamma": 0.5}), "b": PolicySpec(Own), "c": None},
+        "policies": {"a": PolicySpec(kind, config={"gamma": 0.5}), "b": PolicySpec(kind), "c": None},
         **EACH,
     }
     config = {**SMALL, "rollout_fragment_length": 3, "multiagent": multiagent}

@@ -11,7 +11,6 @@ import pytest
 
 from menv import Policy, PolicySpec
 from menv.algorithms import PPO, PPOPolicy
-from menv.sample_batch import SampleBatch
 from tests.contract.scripted import SixDicts
 from tests.worlds import Alone, InStep, Sharing
 
@@ -63,9 +62,7 @@ class Ponders(Policy):
 class LooksBack(PPOPolicy):
     """Sleeps over each trajectory."""
 
-    def postprocess_trajectory(
-        self, batch: SampleBatch, others: Any = None, episode: Any = None
-    ) -> SampleBatch:
+    def postprocess_trajectory(self, batch: Any, others: Any = None, episode: Any = None) -> Any:
         """Sleep."""
         time.sleep(NAP)
         return batch

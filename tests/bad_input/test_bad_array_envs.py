@@ -15,6 +15,7 @@ from menv import to_base_env
 from menv.algorithms import PPO
 from menv.errors import ContractError
 from tests.bad_input.broken_envs import SMALL, checked, told
+from tests.worlds import like
 
 
 class Arrays(gym.vector.VectorEnv[Any, Any, Any]):
@@ -33,15 +34,28 @@ class Arrays(gym.vector.VectorEnv[Any, Any, Any]):
     def reset(self, **kwargs: Any) -> Any:
         return np.zeros((3, 2), np.float32), {}
 
+    def step(self, actions: Any) -> Any:
+        self.at += 1
+        parts = [np.zeros((3, 2), np.float32), np.ones(3), np.zeros(3, np.bool_), np.zeros(3, np.bool_), {}]
+        return tuple(self.changed(parts))
+
+    def changed(self, parts: list[Any]) -> Any:
+        return parts
+
+
+def instead(place: int, value: Any) -> Any:
+    """Return `Arrays` in which one part of a step is something else, a function of the env step among others."""
+
+    def changed(self: Any, parts: list[Any]) -> Any:
+        parts[place] = value(self.at) if callable(value) else value
+        return parts
+
+    return like(Arrays, changed=changed)
+
 
 def test_a_reward_that_is_not_a_number_is_named_with_its_step() -> None:
-    class Spoilt(Arrays):
-        def step(self, actions: Any) -> Any:
-            self.at += 1
-            rewards = np.array([1.0, np.nan if self.at == 4 else 1.0, 1.0])
-            return np.zeros((3, 2), np.float32), rewards, np.zeros(3, bool), np.zeros(3, bool), {}
-
-    algo = PPO(env=lambda context: Spoilt(), config={"rollout_fragment_length": 8})
+    spoilt = instead(1, lambda at: np.array([1.0, np.nan if at == 4 else 1.0, 1.0]))
+    algo = PPO(env=lambda context: spoilt(), config={"rollout_fragment_length": 8})
     with algo, pytest.raises(ContractError, match=r"env step 4: .*reward.*env 1.*nan") as caught:
         algo.sample()
     checked(str(caught.value))
@@ -49,13 +63,9 @@ def test_a_reward_that_is_not_a_number_is_named_with_its_step() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 1), (1, 3), (2,)])
 def test_flags_of_another_shape_are_named(shape: tuple[int, ...]) -> None:
-    class Columns(Arrays):
-        def step(self, actions: Any) -> Any:
-            flags = np.zeros(shape, np.bool_)
-            return np.zeros((3, 2), np.float32), np.ones(3), flags, flags, {}
-
-    message = told(lambda: PPO(env=lambda context: Columns(), config=SMALL).sample(), ContractError)
-    assert message.startswith("Columns.step: ")
+    columns = instead(2, np.zeros(shape, np.bool_))
+    message = told(lambda: PPO(env=lambda context: columns(), config=SMALL).sample(), ContractError)
+    assert message.startswith("Arrays.step: ")
     assert "terminations" in message
     assert (str(shape) if len(shape) > 1 else "2 ") in message
 
@@ -80,22 +90,17 @@ ODD: dict[str, tuple[int, Any, str]] = {
 def test_another_number_of_values_of_an_array_environment_is_named(case: str, frames: bool) -> None:
     place, value, message = ODD[case]
 
-    class Odd(Arrays):
-        def step(self, actions: Any) -> Any:
-            nobody = np.zeros(3, np.bool_)
-            result = [np.zeros((3, 2), np.float32), np.ones(3), nobody, nobody, {}]
-            result[place] = value
-            return tuple(result)
+    odd = instead(place, value)
 
     def run() -> None:
         if frames:
-            PPO(env=lambda context: Odd(), config=SMALL).sample()
+            PPO(env=lambda context: odd(), config=SMALL).sample()
             return
-        base = to_base_env(Odd())
+        base = to_base_env(odd())
         base.send_actions(base.poll().slots, [0, 0, 0])
         base.poll()
 
-    assert re.match(f"Odd.*: .*{message}", told(run, ContractError))
+    assert re.match(f"Arrays.*: .*{message}", told(run, ContractError))
 
 
 @pytest.mark.parametrize(("dtype", "number"), [(np.float64, 1e300), (np.int64, 2**40 + 1)])

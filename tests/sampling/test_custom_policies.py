@@ -168,15 +168,11 @@ def test_a_policy_that_answers_rows_is_shown_and_asked_nothing_more() -> None:
     assert set(batch["own"]["actions"]) <= set(range(5))
 
 
-def broken(returned: Any, initial: list[Any] | None = None) -> type[Policy]:
-    class Broken(Policy):
-        def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            return returned(len(obs_batch))
-
-        def get_initial_state(self) -> list[Any]:
-            return initial or []
-
-    return Broken
+def broken(returned: Any, initial: list[Any] | None = None) -> Any:
+    return like(
+        Policy, compute_actions=lambda self, obs_batch, *args, **kwargs: returned(len(obs_batch)),
+        get_initial_state=lambda self: initial or [],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -79,14 +79,10 @@ def test_without_spaces_a_lazy_team_is_told_where_to_give_them(env: Any) -> None
 
 
 def test_spaces_of_a_policy_must_be_those_that_its_agents_declare() -> None:
-    class Declares(LazyGym):
-        def __init__(self, context: Any) -> None:
-            super().__init__(context)
-            self.observation_space, self.action_space = OBS, ACTIONS
-
+    declares = like(LazyGym, observation_space=OBS, action_space=ACTIONS)
     multiagent = {"policies": {"p": PolicySpec(None, WIDE, ACTIONS)}}
     with pytest.raises(MenvError, match="observation_space"):
-        PPO(env=Declares, config={**SMALL, "multiagent": multiagent})
+        PPO(env=declares, config={**SMALL, "multiagent": multiagent})
 
 
 def test_an_observation_outside_the_spaces_that_were_given_is_named() -> None:

@@ -23,6 +23,7 @@ from menv.algorithms import PPO
 from menv.errors import ConfigError
 from menv.tracking import Run, RunFolder, Tracker, next_run_dir
 from tests.house.sources import ROOT
+from tests.worlds import like, raising
 
 SMALL = {"train_batch_size": 64, "sgd_minibatch_size": 64, "seed": 3}
 
@@ -79,24 +80,16 @@ def test_a_resumed_run_replaces_the_lines_after_its_checkpoint(tmp_path: Path) -
 
 
 def test_trackers_follow_a_run_and_their_errors_do_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Tracker):
-        def result(self, result: Any) -> None:
-            raise ValueError("no room")
-
-    class Seen(Tracker):
-        ended = ""
-
-        def end(self, reason: str) -> None:
-            self.ended = reason
-
-    seen = Seen()
+    reasons: list[str] = []
+    broken = like(Tracker, result=raising(ValueError("no room")))
+    seen = like(Tracker, end=lambda self, reason: reasons.append(reason))
     with caplog.at_level(logging.WARNING, "menv"), PPO(env="tictactoe", config=SMALL) as algo:
-        algo.learn(stop={"training_iteration": 3}, trackers=[Broken(), seen])
+        algo.learn(stop={"training_iteration": 3}, trackers=[broken(), seen()])
     assert (
-        len([one for one in caplog.records if re.search("Broken.result .*ValueError: no room", one.message)])
+        len([one for one in caplog.records if re.search("Tracker.result .*ValueError: no room", one.message)])
         == 1
     )
-    assert seen.ended == "training_iteration is 3"
+    assert reasons == ["training_iteration is 3"]
 
 
 def test_a_killed_run_keeps_every_complete_iteration(tmp_path: Path) -> None:
