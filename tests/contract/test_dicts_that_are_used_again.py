@@ -4,55 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-
-from menv import MultiAgentEnv, to_base_env
+from menv import to_base_env
+from tests.worlds import Several
 
 AGENTS = ("a", "b")
 
 
-class SameDicts(MultiAgentEnv):
+class SameDicts(Several):
     """Two agents; what comes when is written into five dicts that are never replaced.
 
-    Args:
-        script: For each step what is put into rewards, terminateds, truncateds and infos, by agent.
+    The script says for each step what is put into rewards, terminateds, truncateds and infos, by agent.
     """
 
     def __init__(self, script: list[dict[str, dict[str, Any]]]) -> None:
         super().__init__()
-        self.possible_agents = list(AGENTS)
-        self.observation_space = gym.spaces.Box(-1e3, 1e3, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-        self._script, self._at = script, 0
-        self._obs: dict[str, Any] = {}
-        self._rewards: dict[str, Any] = {}
-        self._terminateds: dict[str, Any] = {}
-        self._truncateds: dict[str, Any] = {}
-        self._infos: dict[str, Any] = {}
+        self.script, self.kept = script, tuple(dict[str, Any]() for _ in range(5))
+
+    def shown(self) -> Any:
+        return self.living
+
+    def written(self, *parts: dict[str, Any]) -> Any:
+        for kept, part in zip(self.kept, parts, strict=False):
+            kept.clear()
+            kept.update(part)
+        return self.kept
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._at = 0
-        self._living = list(AGENTS)
-        self._fill(self._obs, {agent: np.zeros(1, np.float32) for agent in AGENTS})
-        return self._obs, {}
+        self.living = list(AGENTS)
+        return self.written(super().reset()[0])[0], {}
 
-    def step(self, actions: Any) -> Any:
-        entry = self._script[self._at]
-        self._at += 1
-        self._fill(self._obs, {agent: np.full(1, self._at, np.float32) for agent in self._living})
-        self._fill(self._rewards, dict.fromkeys(self._living, 0.0) | entry.get("rewards", {}))
-        calm = dict.fromkeys([*self._living, "__all__"], False)
-        self._fill(self._terminateds, calm | entry.get("terminateds", {}))
-        self._fill(self._truncateds, calm | entry.get("truncateds", {}))
-        self._fill(self._infos, {agent: {} for agent in self._living} | entry.get("infos", {}))
-        self._living = [agent for agent in self._living if not self._terminateds[agent]]
-        return self._obs, self._rewards, self._terminateds, self._truncateds, self._infos
-
-    @staticmethod
-    def _fill(kept: dict[str, Any], values: dict[str, Any]) -> None:
-        kept.clear()
-        kept.update(values)
+    def step(self, action_dict: Any) -> Any:
+        entry = self.script[self.at]
+        self.at += 1
+        calm = dict.fromkeys([*self.living, "__all__"], False)
+        parts: dict[str, dict[str, Any]] = {
+            "rewards": dict.fromkeys(self.living, 0.0), "terminateds": calm, "truncateds": calm,
+            "infos": {agent: {} for agent in self.living},
+        }  # fmt: skip
+        changed = [part | entry.get(name, {}) for name, part in parts.items()]
+        result = self.written(self.observe(), *changed)
+        self.living = [agent for agent in self.living if not result[2][agent]]
+        return result
 
 
 def polls_of(script: list[dict[str, dict[str, Any]]]) -> list[Any]:

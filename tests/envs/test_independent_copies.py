@@ -13,37 +13,26 @@ from menv.base_env import ALL
 from menv.env_context import EnvContext
 from menv.envs import TicTacToe, make_multi_agent
 from menv.errors import CallOrderError, ConfigError, ContractError
-from tests.worlds import like
+from tests.worlds import Alone, like
 
 
-class Countdown(gym.Env[Any, Any]):
+class Countdown(Alone):
     """Ends after as many steps as its first action says; odd numbers are truncations, 6 is both."""
 
-    observation_space = gym.spaces.Discrete(10)
-    action_space = gym.spaces.Discrete(10)
+    observation_space = action_space = gym.spaces.Discrete(10)
+    closed = False
 
-    def __init__(self, context: EnvContext) -> None:
-        self.context = context
-        self.steps = 0
-        self.closed = False
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[int, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self.steps = 0
         return 0, {"seed": seed, "options": options}
 
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        over = self.steps >= action
-        return (
-            self.steps,
-            float(action),
-            over and action % 2 == 0,
-            over and (action % 2 == 1 or action == 6),
-            {},
-        )
+    def see(self) -> Any:
+        return self.at
+
+    def step(self, action: int) -> Any:
+        self.at += 1
+        over, odd = self.at >= action, action % 2 == 1
+        return self.at, float(action), over and not odd, over and (odd or action == 6), {}
 
     def close(self) -> None:
         self.closed = True
@@ -70,7 +59,7 @@ def test_a_gymnasium_id_gets_the_rest_of_the_config() -> None:
 
 def test_copies_know_the_place_that_the_context_names() -> None:
     env: Any = make_multi_agent(Countdown)(EnvContext({"num_agents": 2}, worker_index=3, vector_index=5))
-    assert [(copy.context.worker_index, copy.context.vector_index) for copy in env.envs] == [(3, 5)] * 2
+    assert [(copy.config.worker_index, copy.config.vector_index) for copy in env.envs] == [(3, 5)] * 2
 
 
 def test_each_copy_gets_a_separate_seed_that_the_given_one_determines() -> None:

@@ -16,7 +16,7 @@ from menv.multi_agent_env import AgentDict, MultiAgentEnv
 from menv.wrappers import MultiAgentGym
 from menv.wrappers.legacy_gym import LegacyGym, LegacyMultiAgent, to_gymnasium
 from tests.bad_input.broken_envs import SMALL, checked, refusal
-from tests.worlds import like
+from tests.worlds import Alone, Several, like
 from tests.wrappers.test_multi_agent_gym import Foragers
 
 BOX = gym.spaces.Box(0.0, 9.0, (1,), np.float32)
@@ -174,37 +174,19 @@ def test_an_old_environment_of_many_agents_becomes_a_multi_agent_environment() -
     assert env.agents == ["a"]
 
 
-class OldGymEnv(gym.Env[Any, Any]):
-    observation_space = BOX
-    action_space = gym.spaces.Discrete(2)
+def without_truncation(base: Any) -> Any:
+    """Return a class whose steps return four values."""
 
-    def __init__(self, context: Any = None) -> None:
-        self.old = OldCorridor(limit=10)
+    def step(self: Any, action: Any) -> Any:
+        obs, rewards, dones, _, infos = base.step(self, action)
+        return obs, rewards, dones, infos
 
-    def reset(self) -> Any:  # type: ignore[override]
-        return self.old.reset()
-
-    def step(self, action: Any) -> Any:
-        return self.old.step(action)
+    return like(base, observation_space=BOX, step=step)
 
 
-class OldResetMany(MultiAgentEnv):
-    possible_agents = ["a", "b"]  # noqa: RUF012
-    observation_space = BOX
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, context: Any = None) -> None:
-        self.old = OldTeam()
-
-    def reset(self, **kwargs: Any) -> Any:
-        return self.old.reset()
-
-    def step(self, action_dict: AgentDict) -> Any:
-        return self.old.step(action_dict)
-
-
-OldStepMany = like(OldResetMany, reset=lambda self, **kwargs: (self.old.reset(), {}))
-OldStepGym = like(OldGymEnv, reset=lambda self, **kwargs: (self.old.reset(), {}))
+OldStepGym, OldStepMany = without_truncation(Alone), without_truncation(Several)
+OldGymEnv = like(OldStepGym, reset=lambda self: Alone.reset(self)[0])
+OldResetMany = like(OldStepMany, reset=lambda self, **kwargs: Several.reset(self)[0])
 
 
 @pytest.mark.parametrize("env", [OldGymEnv, OldStepGym, OldResetMany, OldStepMany])
