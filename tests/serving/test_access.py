@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,7 @@ from menv.serving.policy_server import TransportName
 from menv.serving.protocol import GetConfig
 from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.courses import keeping, play
-from tests.serving.doors import (
-    DOORS,
-    HTTP,
-    TCP,
-    Client,
-    Door,
-    every_door,
-    http_response,
-    http_wrap,
-)
+from tests.serving.doors import DOORS, HTTP, TCP, Client, Door, every_door, http_response, http_wrap
 from tests.serving.served import ACTIONS, OBS, Served, obs_of, played, served
 from tests.serving.talks import meeting, serving
 from tests.serving.test_ends import the_serving_threads
@@ -34,9 +26,9 @@ from tests.serving.voices import Turns
 TOKEN = "a-long-and-random-text-that-nobody-guesses"
 
 
-def status_of(door: Door, address: tuple[str, int], headers: str) -> int:
+def status_of(address: tuple[str, int], headers: str) -> int:
     """Return the status of a first request with these headers."""
-    with Client(door, address) as one:
+    with Client(HTTP, address) as one:
         one.raw(http_wrap(b"{body", headers))
         return http_response(one.file)[0]
 
@@ -109,12 +101,12 @@ def test_pages_names_and_tokens_that_are_not_allowed_are_kept_out_of_every_reque
     for settings, status, requests in KEPT_OUT:
         with serving(HTTP, access=Access(**settings)) as (server, talks):
             for headers in requests:
-                assert status_of(HTTP, server.addresses[0], headers) == status, headers
+                assert status_of(server.addresses[0], headers) == status, headers
             assert talks.all == []
     for settings, requests in LET_IN:
         with serving(HTTP, access=Access(**settings)) as (server, talks):
             for headers in requests:
-                assert status_of(HTTP, ("127.0.0.1", server.addresses[0][1]), headers) == 200, headers
+                assert status_of(("127.0.0.1", server.addresses[0][1]), headers) == 200, headers
             assert {talk.token for talk in talks.all} == {settings.get("token")}
 
 
@@ -126,10 +118,10 @@ def test_each_refusal_is_logged_once_with_the_option_that_allows_it(caplog: pyte
     )
     with served(doors=(TCP, HTTP)) as one:
         for headers in strange * 2:
-            assert status_of(HTTP, one.envs.addresses[1], headers) == 403
+            assert status_of(one.envs.addresses[1], headers) == 403
         assert one.refused == 6
         for number in range(100):
-            assert status_of(HTTP, one.envs.addresses[1], f"Host: n{number}.example\r\n") == 403
+            assert status_of(one.envs.addresses[1], f"Host: n{number}.example\r\n") == 403
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     for text, (name, option) in zip(
         told,
@@ -299,6 +291,25 @@ def test_plain_bytes_at_a_tls_port_cost_only_their_connection(
         assert healthy.echo(b"{" + bytes(500_000)) == b"{" + bytes(500_000)
         assert len(talks.all) == 1
         healthy.leave()
+
+
+@every_door
+def test_messages_that_lie_there_together_are_read_one_by_one(
+    door: Door, encrypted: Access, trusting: ssl.SSLContext
+) -> None:
+    bodies = [b"{%d" % number for number in range(50)]
+    with (
+        serving(door, access=encrypted) as (server, _),
+        Client(door, server.addresses[0], tls=trusting) as one,
+    ):
+        assert one.echo(b"{in") == b"{in"
+        ready = threading.Event()
+        server.post(ready.wait)
+        for body in bodies:
+            # A record of TLS each.
+            one.send(body)
+        ready.set()
+        assert [one.receive() for _ in bodies] == bodies
 
 
 def test_a_handshake_that_never_ends_is_not_waited_for(encrypted: Access, trusting: ssl.SSLContext) -> None:

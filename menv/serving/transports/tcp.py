@@ -41,8 +41,9 @@ class TcpTransport(Transport):
     def __init__(self, port: int = 0) -> None:
         super().__init__(port)
         # Shared by all connections: each copies what it has received at once. A buffer for each `recv` takes longer
-        # to allocate than a short message to read.
-        self.received = bytearray(_RECEIVED_BYTES)
+        # to allocate than a short message to read. asyncio's TLS reads one record after the other into slices of it,
+        # which are copies unless it is a view.
+        self.received = memoryview(bytearray(_RECEIVED_BYTES))
 
     async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
         """Bind and begin to accept; see `Transport.start`."""
@@ -103,12 +104,12 @@ class TcpConnection(Connection, asyncio.BufferedProtocol):
         if session is not None:
             session.lost()
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._listener.received
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._discard is None:
-            self._data += memoryview(self._listener.received)[:nbytes]
+            self._data += self._listener.received[:nbytes]
             self._handle()
             return
         self._discard -= nbytes
