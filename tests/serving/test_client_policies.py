@@ -168,9 +168,6 @@ def test_actions_are_as_probable_as_they_were_under_the_weights_that_chose_them(
             assert np.allclose(course.column("action_logp"), found, atol=1e-5) is agrees
 
 
-STACKED: dict[str, Any] = {"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}
-
-
 def told_and_found(course: Served, policy: str = "default_policy") -> tuple[Any, Any]:
     """Return how probable actions were as the client says, and as the rows say that the server has made."""
     columns = [course.column(name, policy) for name in ("obs", "actions", "action_logp")]
@@ -210,7 +207,7 @@ def test_agents_that_come_and_go_act_locally(trains: bool) -> None:
 
 
 def test_a_policy_whose_connectors_keep_state_per_agent_acts_at_the_server_only() -> None:
-    with keeping(STACKED) as course:
+    with keeping({"agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})]}) as course:
         with PolicyClient(course.address) as client, pytest.raises(ContractError, match="inference_mode"):
             client.get_action(client.start_episode(), observation(0))
         with PolicyClient(course.address, "remote") as client:

@@ -254,7 +254,7 @@ def kill(one: Served, number: int) -> bool:
     return over_http and bring is not HALF_A_FRAME
 
 
-def kills(count: int) -> Served:
+def test_clients_that_are_killed_in_every_state_leave_nothing_behind_and_training_continues() -> None:
     # What is left over HTTP stays for as long as this takes.
     with served(settings={"return_s": 0.05, "limits": Limits(handshake_s=600.0)}) as one:
         with one.training():
@@ -262,23 +262,18 @@ def kills(count: int) -> Served:
                 left = int(kill(one, 0))
                 # One more thread encodes weights.
                 threads, files = threading.active_count() + 1, len(open_files())
-                for number in range(count):
+                for number in range(KILLS):
                     left += kill(one, number)
                     if number % 10 == 0:
                         with one.voice() as next_one:
                             next_one.ping()
-                assert eventually(lambda: one.status["open_episodes"] <= 1 + count)
+                assert eventually(lambda: one.status["open_episodes"] <= 1 + KILLS)
                 assert threading.active_count() <= threads
                 assert eventually(lambda: len(open_files()) <= files)
                 assert eventually(lambda: any(result["num_env_steps_trained"] for result in one.results))
             assert healthy.episodes > 1
             assert settled(one, episodes=left)
         assert one.status["server_faults"] == 0
-    return one
-
-
-def test_clients_that_are_killed_in_every_state_leave_nothing_behind_and_training_continues() -> None:
-    kills(KILLS)
 
 
 @pytest.mark.soak
