@@ -107,16 +107,13 @@ class Handler(Protocol):
         """Return the figures of the server in the text format of Prometheus."""
 
 
-_KEPT = 10
-
-
 class ErrorLog:
     """Exceptions of the server, each of which cost a peer its connection. Read from any thread."""
 
     def __init__(self) -> None:
         self.count = 0
-        # The last ones, oldest first, with their tracebacks.
-        self.kept: deque[BaseException] = deque(maxlen=_KEPT)
+        # The last ten, oldest first, with their tracebacks.
+        self.kept: deque[BaseException] = deque(maxlen=10)
 
     def add(self, error: BaseException) -> None:
         # Variables of the frames hold connections and whole bodies, which must not stay in memory.
