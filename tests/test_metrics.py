@@ -304,3 +304,25 @@ def test_a_world_without_an_end_says_why_there_are_no_means() -> None:
             algo.train()
         # Once.
         algo.train()
+
+
+def test_of_very_many_episodes_that_come_as_columns_the_newest_are_summarized() -> None:
+    metrics = Metrics()
+    for value in range(5):
+        metrics.record_many(
+            [(SINGLE_AGENT, "p")], np.full((4000, 1), float(value)), None, np.full(4000, 7 + value)
+        )
+    result = metrics.summary()
+    assert result["episodes_this_iter"] == 20_000
+    # 2,000 of the third block, and the last two.
+    assert result["episodes_in_window"] == 10_000
+    assert (result["episode_reward_min"], result["episode_reward_mean"]) == (2.0, 3.2)
+
+
+def test_episodes_that_come_as_columns_are_sorted_by_when_they_ended_among_others() -> None:
+    metrics = Metrics()
+    pairs, lengths = [(SINGLE_AGENT, "p")], np.array([3, 4])
+    metrics.record_many(pairs, np.array([[1.0], [2.0]]), None, lengths, [(5, 0), (2, 1)])
+    metrics.record(episode({(SINGLE_AGENT, "p"): 0.5}), (4, 3))
+    metrics.record_many(pairs, np.array([[3.0], [4.0]]), None, lengths, [(4, 2), (5, 1)])
+    assert metrics.summary()["hist_stats"]["episode_reward"] == [2.0, 3.0, 0.5, 1.0, 4.0]

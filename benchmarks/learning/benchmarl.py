@@ -3,16 +3,17 @@
     ~/.cache/menv-peers/torchrl/bin/python -m benchmarks.learning.benchmarl --seeds 3
 
 It needs the environment that `make benchmark-peers` creates. The settings are BenchMARL's defaults, but for 64 worlds,
-discrete actions, arguments of the scenarios as in VMAS, and the number of env steps.
+discrete actions except for MASAC, arguments of the scenarios as in VMAS, and the number of env steps.
 A score is the return of an episode of the most likely actions, added up over the agents.
 """
 
 import argparse
 import statistics
 import tempfile
+from typing import Any
 
 import torch
-from benchmarl.algorithms import IppoConfig, MappoConfig
+from benchmarl.algorithms import IppoConfig, MappoConfig, MasacConfig
 from benchmarl.environments import VmasTask
 from benchmarl.experiment import Experiment, ExperimentConfig
 from benchmarl.experiment.callback import Callback
@@ -20,8 +21,14 @@ from benchmarl.models.mlp import MlpConfig
 from tensordict import TensorDictBase
 
 WORLDS, STEPS, ENV_STEPS = 64, 100, 204_800
-TASKS = {"balance": VmasTask.BALANCE, "navigation": VmasTask.NAVIGATION}
-ALGORITHMS = {"PPO": IppoConfig, "MAPPO": MappoConfig}
+RUNS = [
+    ("balance", VmasTask.BALANCE, "PPO", IppoConfig),
+    ("balance", VmasTask.BALANCE, "MAPPO", MappoConfig),
+    ("navigation", VmasTask.NAVIGATION, "PPO", IppoConfig),
+    ("navigation", VmasTask.NAVIGATION, "MAPPO", MappoConfig),
+    ("navigation_continuous", VmasTask.NAVIGATION, "SAC", MasacConfig),
+]
+"""Names of environments, their scenarios, tables of menv and the algorithms that they are compared with."""
 
 
 class Returns(Callback):  # type: ignore[misc]  # BenchMARL is in an environment of its own
@@ -31,14 +38,13 @@ class Returns(Callback):  # type: ignore[misc]  # BenchMARL is in an environment
         self.score = statistics.fmean(float(one["next", "agents", "reward"].sum()) for one in rollouts)
 
 
-def score(task: VmasTask, algorithm: type[IppoConfig] | type[MappoConfig], seed: int, folder: str) -> float:
+def score(task: VmasTask, algorithm: type[Any], seed: int, folder: str) -> float:
     settings = ExperimentConfig.get_from_yaml()
-    settings.prefer_continuous_actions = False
+    settings.prefer_continuous_actions = algorithm is MasacConfig
     settings.max_n_frames = settings.evaluation_interval = ENV_STEPS
-    settings.on_policy_n_envs_per_worker, settings.on_policy_collected_frames_per_batch = (
-        WORLDS,
-        WORLDS * STEPS,
-    )
+    settings.on_policy_n_envs_per_worker = settings.off_policy_n_envs_per_worker = WORLDS
+    batch = WORLDS * STEPS
+    settings.on_policy_collected_frames_per_batch = settings.off_policy_collected_frames_per_batch = batch
     settings.evaluation_episodes = 100
     settings.render, settings.create_json, settings.loggers, settings.save_folder = False, True, [], folder
     task.config = {"max_steps": STEPS}
@@ -60,16 +66,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
-    count: int = parser.parse_args().seeds
+    parser.add_argument("--only", nargs="+", metavar="TABLE", help="such as SAC")
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    for name in TASKS:
-        for table, algorithm in ALGORITHMS.items():
-            with tempfile.TemporaryDirectory() as folder:
-                task = TASKS[name].get_from_yaml()
-                scores = [score(task, algorithm, seed, folder) for seed in range(count)]
-            spread = f"{statistics.pstdev(scores):.3g}" if count > 1 else ""
-            line = f"{name},{table},{statistics.fmean(scores):.4g},{spread},{ENV_STEPS},BenchMARL"
-            print(f"benchmarks.learning.envs:{line}", flush=True)
+    for name, scenario, table, algorithm in RUNS:
+        if args.only and table not in args.only:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            task = scenario.get_from_yaml()
+            scores = [score(task, algorithm, seed, folder) for seed in range(args.seeds)]
+        spread = f"{statistics.pstdev(scores):.3g}" if args.seeds > 1 else ""
+        line = f"{name},{table},{statistics.fmean(scores):.4g},{spread},{ENV_STEPS},BenchMARL"
+        print(f"benchmarks.learning.envs:{line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from benchmarks.self_play import random_move
+from benchmarks.self_play import lookahead, random_move
 from examples.connect_four import ConnectFour
 from menv.base_env import ALL
 from menv.env_context import EnvContext
@@ -24,12 +24,10 @@ from menv.wrappers import JumanjiEnv, VmasEnv
 Opponent = Callable[[Any, Any, np.random.Generator], int]
 """Returns a move for the mover's planes [2 * 42] and mask [7]."""
 
-WORLDS: dict[str, Any] = {"num_envs": 64, "max_steps": 100, "continuous_actions": False}
 
-
-def worlds(scenario: str, context: EnvContext) -> VmasEnv:
-    """Return 64 worlds of a scenario of VMAS, with discrete actions and episodes of 100 steps."""
-    return VmasEnv(scenario, **WORLDS)
+def worlds(scenario: str, context: EnvContext, continuous: bool = False) -> VmasEnv:
+    """Return 64 worlds of a scenario of VMAS, with episodes of 100 steps."""
+    return VmasEnv(scenario, num_envs=64, max_steps=100, continuous_actions=continuous)
 
 
 def simple_speaker_listener(context: EnvContext) -> MultiAgentEnv:
@@ -128,6 +126,22 @@ class Against(MultiAgentEnv):
             )
 
 
+class PgxAgainst(Against):
+    """The same, with the observations of `pgx:connect_four`."""
+
+    def __init__(self, opponent: Opponent, context: EnvContext) -> None:
+        super().__init__(opponent, context)
+        board, mask = gym.spaces.Box(-np.inf, np.inf, (6, 7, 2), np.float32), gym.spaces.MultiBinary(7)
+        self.observation_space = gym.spaces.Dict({"observation": board, "action_mask": mask})
+
+    def _played(self, *result: Any) -> StepDicts:
+        obs, rewards, terminateds, truncateds, infos = super()._played(*result)
+        ((own, seen),) = obs.items()
+        board = seen["observations"].reshape(2, 6, 7).transpose(1, 2, 0)
+        shown = {"observation": board, "action_mask": seen["action_mask"]}
+        return {own: shown}, rewards, terminateds, truncateds, infos
+
+
 def foraging_15x15(context: EnvContext) -> JumanjiEnv:
     """Return worlds of level-based foraging: 3 agents with 5 foods on a grid of 15 x 15 cells, 50 steps an episode."""
     from jumanji.environments import LevelBasedForaging
@@ -147,4 +161,6 @@ def unbounded(name: str, context: EnvContext) -> gym.Env[Any, Any]:
 
 lunar_lander, bipedal_walker = (partial(unbounded, name) for name in ("LunarLander-v3", "BipedalWalker-v3"))
 balance, navigation = (partial(worlds, scenario) for scenario in ("balance", "navigation"))
+navigation_continuous = partial(worlds, "navigation", continuous=True)
 connect_four_against_random = partial(Against, random_move)
+pgx_against_random, pgx_against_lookahead = (partial(PgxAgainst, one) for one in (random_move, lookahead))
