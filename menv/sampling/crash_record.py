@@ -93,6 +93,7 @@ class CrashRecorder:
 
     def _actions(self, env_id: EnvId) -> list[list[Any]] | None:
         """Return each agent's env-ready actions in its running episode, in order; None where they are not kept."""
+        self._tracker.use_objects()
         episode = self._tracker.running.get(env_id)
         released = None if episode is None or self._env is None else self.actions_of(episode.episode_id)
         if episode is None or released is None:

@@ -25,17 +25,17 @@ class RicketyPair(RicketyTeam):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         obs, infos = super().reset(seed=seed)
-        return dict.fromkeys(self.possible_agents, obs["ann"]), infos
+        return dict.fromkeys(self.possible_agents, obs["a"]), infos
 
     def step(self, action_dict: Any) -> Any:
-        assert set(action_dict) == {"ann", "bob"}
+        assert set(action_dict) == {"a", "b"}
         (obs,), rewards, *rest = (lambda first, *more: (first.values(), *more))(*super().step(action_dict))
         return dict.fromkeys(self.possible_agents, obs), rewards, *rest
 
 
 def grouped(context: Any) -> Any:
     both = gym.spaces.Tuple([OBS, OBS]), gym.spaces.Tuple([Rickety.action_space] * 2)
-    return RicketyPair().with_agent_groups({"pair": ["ann", "bob"]}, *both)
+    return RicketyPair().with_agent_groups({"pair": ["a", "b"]}, *both)
 
 
 class Looks(DefaultCallbacks):
