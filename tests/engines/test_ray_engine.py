@@ -2,14 +2,10 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from menv.errors import NoRoomError
-from tests.engines.homes import Counter
-from tests.engines.peers import RemoteActor, make_engine
-from tests.engines.processes import driver, eventually, ran
+from tests.engines.processes import driver, ran
 from tests.later import Later
 
 ray = Later("ray")
@@ -21,34 +17,35 @@ def address(running_ray: None) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def outcome(peer: RemoteActor) -> str:
-    """Return what comes of asking a peer."""
-    if not peer.pending:
-        peer.ask(Counter.add, 1)
-    try:
-        return repr(peer.answer())
-    except NoRoomError as error:
-        return repr(error)
+NO_ROOM = """
+    import ray
+    from menv.errors import NoRoomError
+    from menv.workers.engines import make_engine
+    from tests.engines.homes import Counter
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+    def outcome(peer):
+        try:
+            return repr(peer.answer())
+        except NoRoomError as error:
+            return repr(error)
+    engine = make_engine("ray", cpus=3.0, patience=8.0)
+    outcomes = {}
+    for peer in [engine.start(Counter, label=f"worker {index}") for index in (1, 2)]:
+        outcomes[outcome(peer)] = peer
+    refused = max(outcomes, key=len)
+    outcomes["None"].kill()
+    again = make_engine("ray", cpus=3.0, patience=60.0)
+    print(refused, outcome(again.start(Counter, label="worker 3")), sep=chr(10))
+    again.stop()
+    engine.stop()
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("running_ray")
-def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever() -> None:
-    # Ray frees the CPUs of an actor only after its process has ended; those of earlier tests count until then.
-    cluster: Any = ray
-    eventually(lambda: cluster.available_resources().get("CPU") == 4.0)
-    engine = make_engine("ray", cpus=3.0, patience=8.0)
-    crowd = [engine.start(Counter, label=f"worker {index}") for index in range(2)]
-    try:
-        # Ray gives room in an order of its own.
-        (without,) = [peer for peer in crowd if "NoRoom" in outcome(peer)]
-        assert re.search(r"worker \d: has waited \d+ s for 3 CPU; the cluster has 4, 1 of", outcome(without))
-        next(peer for peer in crowd if peer is not without).kill()
-        again = make_engine("ray", cpus=3.0, patience=60.0)
-        assert outcome(again.start(Counter, label="worker 3")) == "None"
-        again.stop()
-    finally:
-        engine.stop()
+def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever(tmp_path: Path) -> None:
+    refused, again = ran(driver(tmp_path, NO_ROOM)).splitlines()[-2:]
+    assert re.search(r"worker \d: has waited \d+ s for 3 CPU; the cluster has 4, 1 of", refused)
+    assert again == "None"
 
 
 WITH_RUNTIME_ENV = """
