@@ -14,7 +14,7 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from menv.base_env import ALL, AgentId, EnvId, ExternalTrajectory
 from menv.errors import CallOrderError, EpisodeError
@@ -43,6 +43,19 @@ LoggedReturns: TypeAlias = tuple[Mapping[Any, Any], Mapping[Any, Any], Mapping[A
 
 # Shared by nearly all steps, which log nothing; never written to.
 _NOTHING: dict[Any, Any] = {}
+
+
+class Server(Protocol):
+    """The loop in which callers send to a broker, if the sampler's thread runs it while it waits for them."""
+
+    def run(self, seconds: float) -> None:
+        """Run the loop for so many seconds, or until `pause` or `interrupt`."""
+
+    def pause(self) -> None:
+        """End `run` once the loop has read what has come by now; called in the loop."""
+
+    def interrupt(self) -> None:
+        """End `run`, from any thread and from handlers of signals."""
 
 
 class ByteBudget:
@@ -194,6 +207,7 @@ class EpisodeBroker:
         weights_seq_no: The number of the current weights.
         expected: How many episodes were answered together last, or asked meanwhile; their callers will probably call
             again together.
+        server: What `collect` runs while it waits, if anything; only the sampler's thread sets it.
     """
 
     def __init__(self, max_open: int | None = None, batch_wait: float = 0.0) -> None:
@@ -204,8 +218,9 @@ class EpisodeBroker:
         # Used directly where no wait is needed: entering a Condition takes longer.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        # How many episodes have to be ready before a `collect` that waits looks again.
-        self._wanted = 1
+        self.server: Server | None = None
+        # How many episodes have to be ready before a `collect` that waits looks again; 0 while none waits.
+        self._wanted = 0
         self._channels: dict[str, EpisodeChannel] = {}
         self._finished_ids: OrderedDict[str, None] = OrderedDict()
         self._ready = ReadyQueue()
@@ -411,7 +426,7 @@ class EpisodeBroker:
         with self._changed:
             if self._fault is None:
                 self._fault, self._fault_at = fault, time.monotonic()
-            self._changed.notify_all()
+            self._rouse()
 
     def stop(self) -> None:
         """Send an error to waiting callers and refuse later calls: sampling has stopped."""
@@ -419,7 +434,7 @@ class EpisodeBroker:
             self._stopped = True
             unread = [step for channel in self._channels.values() for step in channel.steps]
             self._ready = ReadyQueue()
-            self._changed.notify_all()
+            self._rouse()
         for step in unread:
             step.respond(stopped())
 
@@ -427,7 +442,7 @@ class EpisodeBroker:
         """Let a `collect` that waits return."""
         with self._changed:
             self._woken = True
-            self._changed.notify_all()
+            self._rouse()
 
     def collect(self, timeout: float | None) -> list[EpisodeChannel]:
         """Return the channels that have something to read; wait `timeout` seconds for the first one, None for ever.
@@ -438,12 +453,15 @@ class EpisodeBroker:
         """
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
+            if self._ready and self.server is not None:
+                # Others are served, too, however much there is to read.
+                self._wait(1, 0.0)
             while not (self._ready or self._interrupted):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 # A signal may call `wake` just before the wait begins, which nothing ends then.
-                self._changed.wait(_LONGEST_WAIT_S if left is None else min(left, _LONGEST_WAIT_S))
+                self._wait(1, _LONGEST_WAIT_S if left is None else min(left, _LONGEST_WAIT_S))
             if self._batch_wait:
                 self._await_others()
             self._woken = False
@@ -460,12 +478,30 @@ class EpisodeBroker:
     def _await_others(self) -> None:
         """Wait for as many requests as came together last time, while more of them come."""
         until, seen = time.monotonic() + _MAX_BATCH_WAITS * self._batch_wait, 0
-        # Waking this thread for each of them would cost more than what is gained.
-        self._wanted = min(self.expected, len(self._channels))
-        while seen < (ready := len(self._ready)) < self._wanted and not self._interrupted:
+        wanted = min(self.expected, len(self._channels))
+        while seen < (ready := len(self._ready)) < wanted and not self._interrupted:
             seen = ready
-            self._changed.wait(min(self._batch_wait, max(0.0, until - time.monotonic())))
-        self._wanted = 1
+            # Waking this thread for each of them would cost more than what is gained.
+            self._wait(wanted, min(self._batch_wait, max(0.0, until - time.monotonic())))
+
+    def _wait(self, wanted: int, seconds: float) -> None:
+        """Wait until so many episodes are ready, or something else has happened."""
+        self._wanted = wanted
+        if self.server is None:
+            self._changed.wait(seconds)
+        else:
+            self._lock.release()
+            try:
+                self.server.run(seconds)
+            finally:
+                self._lock.acquire()
+        self._wanted = 0
+
+    def _rouse(self) -> None:
+        """End the waits of all threads."""
+        self._changed.notify_all()
+        if self.server is not None:
+            self.server.interrupt()
 
     def next_step(self, channel: EpisodeChannel, *, without_steps: bool = False) -> ChannelStep | None:
         """Remove and return the next step of a channel, None while its last step has no answer.
@@ -545,8 +581,12 @@ class EpisodeBroker:
         channel.push(step, size)
         if not channel.busy:
             self._ready.add(channel)
-            if len(self._ready) >= self._wanted:
-                self._changed.notify_all()
+            if self._wanted and len(self._ready) >= self._wanted:
+                self._wanted = 0
+                if self.server is None:
+                    self._changed.notify_all()
+                else:
+                    self.server.pause()
 
     def _close(self, channel: EpisodeChannel) -> None:
         channel.over = True

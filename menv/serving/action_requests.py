@@ -25,12 +25,13 @@ from menv.serving.protocol import (
     Answer,
     BadMessageError,
     EndEpisode,
-    EpisodeMessage,
+    EpisodeRequest,
     EpisodeStarted,
     Error,
     ErrorCode,
     GetAction,
     LogAction,
+    LogReturns,
     Ok,
     StartEpisode,
     TypedDecoder,
@@ -79,7 +80,7 @@ class OpenEpisode:
     broker_id: str
     seq: int = -1
     answer: Answer | None = None
-    last_type: type[StartEpisode | EpisodeMessage] = StartEpisode
+    last_type: type[StartEpisode | EpisodeRequest] = StartEpisode
     waiting: list[Responder] = field(default_factory=list)
 
 
@@ -175,7 +176,10 @@ class ClientState:
 _MAX_INFO_BYTES = 65_536
 _MAX_INFO_DEPTH = 32
 _MAX_REPEATED = 16
-
+_OBSERVATIONS = {
+    kind: f"{kind.__struct_config__.tag}.observation" for kind in (GetAction, LogAction, EndEpisode)
+}
+"""What errors call the observation of a message."""
 
 Decided: TypeAlias = Callable[
     [OpenEpisode, GetAction | LogAction, float, Mapping[Any, Any] | BaseException], None
@@ -216,7 +220,7 @@ class ActionRequestHandler:
         episode.answer = EpisodeStarted(episode_id=name, seq=request.seq)
         responder.send(episode.answer)
 
-    def step(self, state: ClientState, request: EpisodeMessage, responder: Responder) -> None:
+    def step(self, state: ClientState, request: EpisodeRequest, responder: Responder) -> None:
         """Handle a message within an episode; everything is decoded before anything changes."""
         episode = self._find_episode(state, request, responder)
         if episode is None:
@@ -233,23 +237,23 @@ class ActionRequestHandler:
             state.finish(request.episode_id, episode)
         responder.send(episode.answer)
 
-    def _take(self, state: ClientState, episode: OpenEpisode, request: EpisodeMessage) -> bool:
+    def _take(self, state: ClientState, episode: OpenEpisode, request: EpisodeRequest) -> bool:
         """Pass a message to the broker; return whether its answer waits for the sampler."""
         broker, name = self._broker, episode.broker_id
         returns = self._returns(state, request) if request.reward or request.info or request.done else None
-        if not isinstance(request, GetAction | LogAction | EndEpisode):
+        if isinstance(request, LogReturns):
             if returns is None:
                 raise BadMessageError(ErrorCode.MALFORMED, "LOG_RETURNS: no field 'reward', expected one")
             broker.log_returns(name, *returns)
             return False
-        kind, size = str(type(request).__struct_config__.tag), len(request.observation)
+        where, size = _OBSERVATIONS[type(request)], len(request.observation)
         gone = broker.done_agents(name, request.done) if self._multi_agent else set()
         if isinstance(request, EndEpisode):
-            obs = self._values.observations(request.observation, kind, final=True)
+            obs = self._values.observations(request.observation, where, final=True)
             broker.end(name, obs, truncated=bool(request.truncated), size=size, returns=returns)
             return False
-        state.check_backlog(size, self._limits, kind)
-        obs = self._values.observations(request.observation, kind, gone=gone)
+        state.check_backlog(size, self._limits, where)
+        obs = self._values.observations(request.observation, where, gone=gone)
         waiting = partial(self._decided, episode, request, time.monotonic())
         if isinstance(request, GetAction):
             broker.request_actions(name, obs, waiting, size, returns)
@@ -260,14 +264,14 @@ class ActionRequestHandler:
         return callback is not None
 
     def _find_episode(
-        self, state: ClientState, request: EpisodeMessage, responder: Responder
+        self, state: ClientState, request: EpisodeRequest, responder: Responder
     ) -> OpenEpisode | None:
         """Return the episode of a message, in which no request waits; None if the message was repeated and answered."""
-        name, seq, kind = request.episode_id, request.seq, str(type(request).__struct_config__.tag)
+        name, seq = request.episode_id, request.seq
         episode = state.episodes.get(name)
         known = episode or state.ended.get(name)
         if known is not None and seq is not None and seq == known.seq:
-            self._answer_again(known, request, f"{kind}.seq: {seq}", responder)
+            self._answer_again(known, request, f"{_kind(request)}.seq: {seq}", responder)
             return None
         if episode is None:
             why = "was not found" if known is None else "is completed"
@@ -278,19 +282,19 @@ class ActionRequestHandler:
         if episode.waiting:
             raise BadMessageError(
                 ErrorCode.WRONG_ORDER,
-                f"{kind}: the action that was asked for has not been answered, expected one message after the other "
-                "within an episode; wait for it",
+                f"{_kind(request)}: the action that was asked for has not been answered, expected one message after "
+                "the other within an episode; wait for it",
             )
         if seq is not None and episode.seq >= 0 and seq != episode.seq + 1:
             raise BadMessageError(
                 ErrorCode.WRONG_ORDER,
-                f"{kind}.seq: {seq} after {episode.seq}, expected {episode.seq + 1}; number the messages of an episode "
-                "one by one",
+                f"{_kind(request)}.seq: {seq} after {episode.seq}, expected {episode.seq + 1}; number the messages of "
+                "an episode one by one",
             )
         return episode
 
     def _answer_again(
-        self, episode: OpenEpisode, request: EpisodeMessage, where: str, responder: Responder
+        self, episode: OpenEpisode, request: EpisodeRequest, where: str, responder: Responder
     ) -> None:
         """Answer a repeated message, whose reply was lost or was not sent yet."""
         if type(request) is not episode.last_type:
@@ -309,7 +313,7 @@ class ActionRequestHandler:
                 f"{where} has come {_MAX_REPEATED} times, expected fewer; wait for the answer",
             )
 
-    def _returns(self, state: ClientState, request: EpisodeMessage) -> LoggedReturns | None:
+    def _returns(self, state: ClientState, request: EpisodeRequest) -> LoggedReturns | None:
         """Return the reward, infos and ended agents that came with a message, and the bytes of the infos."""
         multi, size = self._multi_agent, len(request.info)
         if size:
@@ -328,6 +332,10 @@ class ActionRequestHandler:
         if not all(isinstance(one, dict) for one in info.values()):
             raise BadMessageError(ErrorCode.WRONG_TYPE, "info: expected an object of objects by agent")
         return paid, info, done, size
+
+
+def _kind(request: EpisodeRequest) -> str:
+    return str(request.__struct_config__.tag)
 
 
 _INFO = TypedDecoder(dict[str, Any] | None)

@@ -206,13 +206,17 @@ class PolicyServerInput(ExternalEnvs):
         self.sessions.weights_changed(keep=unread)
 
     def poll(self, timeout: float | None = None) -> Ready:
-        """Return what clients have sent, or raise the Ctrl-C that `unbroken` holds back; see `ExternalEnvs.poll`."""
+        """Return what clients have sent, or raise the Ctrl-C that `unbroken` holds back; see `ExternalEnvs.poll`.
+
+        Until `rest`, the calling thread serves the clients itself while it waits.
+        """
         if self._trainer is None:
             raise CallOrderError(
                 f"{self._name}: polled before an algorithm was built on it, expected `connect` first; give "
                 'it as config["input"]'
             )
         until = None if timeout is None else time.monotonic() + timeout
+        self.broker.server = self.server if self.server.borrow() else None
         while True:
             self._interrupts.check()
             while self._calls:
@@ -229,6 +233,10 @@ class PolicyServerInput(ExternalEnvs):
                 # The algorithm does not learn now: clients continue with the current weights.
                 self.sessions.weights_changed()
                 return ready
+
+    def rest(self) -> None:
+        """Let the server's thread serve the clients; see `BaseEnv.rest`."""
+        self.server.give_back()
 
     def call_soon(self, do: Callable[[], object]) -> None:
         """Have the sampler's thread call `do` when it waits for clients. From any thread."""

@@ -274,6 +274,9 @@ class EndEpisode(EpisodeMessage, frozen=True, kw_only=True, tag="END_EPISODE"):
     truncated: bool | None = None
 
 
+EpisodeRequest = GetAction | LogAction | LogReturns | EndEpisode
+
+
 class Pong(Message, frozen=True, kw_only=True, tag="PONG"):
     """Answers `Ping`."""
 
@@ -340,9 +343,8 @@ class Error(Message, frozen=True, kw_only=True, tag="ERROR"):
 
 
 Request = (
-    Ping | GetConfig | GetState | Episodes | EpisodesAndGetState | GetPolicies | StartEpisode | GetAction
-    | LogAction | LogReturns | EndEpisode
-)  # fmt: skip
+    Ping | GetConfig | GetState | Episodes | EpisodesAndGetState | GetPolicies | StartEpisode | EpisodeRequest
+)
 Answer = Pong | SetConfig | SetState | Policies | EpisodeStarted | Action | Ok | Error
 
 

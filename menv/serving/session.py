@@ -2,7 +2,7 @@
 
 A transport hands bodies to `Session.received`, which handles them one after the other. `ServerSessions` keeps the
 state of clients that may reconnect, and sends them the sampler's decisions. Everything but `send_decisions` runs in the
-event loop.
+event loop, or in the thread that has borrowed it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -31,8 +31,7 @@ from menv.serving.protocol import (
     Action,
     Answer,
     BadMessageError,
-    EndEpisode,
-    EpisodeMessage,
+    EpisodeRequest,
     Episodes,
     EpisodesAndGetState,
     Error,
@@ -42,7 +41,6 @@ from menv.serving.protocol import (
     GetPolicies,
     GetState,
     LogAction,
-    LogReturns,
     Ok,
     Ping,
     Policies,
@@ -67,7 +65,8 @@ NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first (men
 _SLICE_S = 0.001
 """Seconds after which other peers are served in the middle of a long message."""
 _REST = 3
-"""While others are served, a peer's next body waits up to so many times the duration of its last ones."""
+"""While others are served, a peer's next body waits up to so many times the duration of its last ones, and not longer
+than each of them would take."""
 _SHORT = 10_000
 """Bytes of episodes that are read at once."""
 
@@ -121,12 +120,12 @@ class Session:
         return task
 
     def _rest(self, began: float) -> float:
-        """Return the seconds that others are served before the next body, so that this peer gets a quarter of them."""
+        """Return the seconds that others are served before the next body, so that this peer gets its share."""
         now = time.perf_counter()
         self._spent += now - began
         if self._spent < _SLICE_S:
             return 0.0
-        rest = _REST * self._spent - (now - self._since - self._spent)
+        rest = self._sessions.rest * self._spent - (now - self._since - self._spent)
         self._spent, self._since = 0.0, now + max(0.0, rest)
         return rest
 
@@ -161,7 +160,7 @@ class Session:
             task.cancel()
         self._sessions.lost(self)
 
-    def _step(self, request: EpisodeMessage, responder: Responder) -> None:
+    def _step(self, request: EpisodeRequest, responder: Responder) -> None:
         self._action_requests.step(self.state, request, responder)
 
     def _greet(self, request: GetConfig, responder: Responder) -> None:
@@ -237,7 +236,7 @@ class Session:
                     until = time.perf_counter() + _SLICE_S
         finally:
             # Clients that send without a pause leave most of the time to the others.
-            await asyncio.sleep(_REST * (time.perf_counter() - began))
+            await asyncio.sleep(self._sessions.rest * (time.perf_counter() - began))
 
     async def _send_state(self, request: GetState | EpisodesAndGetState, responder: Responder) -> None:
         """Answer with the latest weights, which another thread encodes."""
@@ -325,7 +324,7 @@ _HANDLERS: dict[type[Request], Callable[..., Work | None]] = {
     EpisodesAndGetState: Session._take_episodes_first,
     GetPolicies: Session._send_policies,
     StartEpisode: lambda session, *args: session._action_requests.start(session.state, *args),
-    **dict.fromkeys((GetAction, LogAction, LogReturns, EndEpisode), Session._step),
+    **dict.fromkeys(get_args(EpisodeRequest), Session._step),
 }
 """The methods that handle requests; a coroutine does what takes long."""
 
@@ -383,6 +382,11 @@ class ServerSessions:
         self.num_refused = 0
         self.backlog = ByteBudget()
         self._told: set[str] = set()
+
+    @property
+    def rest(self) -> int:
+        """How many times as long as a peer's bodies others are served before its next ones."""
+        return min(_REST, len(self.connected) - 1)
 
     def set_policies(self, described: dict[str, Any]) -> None:
         """Replace the policies that SET_CONFIG describes. Called in the sampler's thread."""
@@ -479,7 +483,7 @@ class ServerSessions:
             else:
                 # An encoder hook for numpy types is much slower.
                 found = {
-                    agent: action.tolist() if isinstance(action, np.generic | np.ndarray) else action
+                    agent: action.tolist() if isinstance(action, (np.generic, np.ndarray)) else action
                     for agent, action in decided.items()
                 }
                 answer = Action(

@@ -405,6 +405,7 @@ def spaces_json(ioctx: InputContext) -> dict[str, Any]:
     return {"action_spaces": own or None, "action_space": shared}
 
 
+_WITH_PARTS = (gym.spaces.Dict, gym.spaces.Tuple)
 _BY_AGENT = TypedDecoder(dict[str, Raw])
 
 
@@ -418,13 +419,12 @@ class StepReader:
         self._alone = self._spaces_of(None)
 
     def observations(
-        self, raw: Raw, what: str, final: bool = False, gone: Container[AgentId] = ()
+        self, raw: Raw, where: str, final: bool = False, gone: Container[AgentId] = ()
     ) -> dict[AgentId, Any]:
-        """Return observations by agent. `what` is the type of the message.
+        """Return observations by agent. `where` is what errors call them.
 
         `final` or a name in `gone` says that no action follows, so that an action mask may allow nothing.
         """
-        where = f"{what}.observation"
         if not self._multi_agent:
             return {SINGLE_AGENT: self._observation(SINGLE_AGENT, raw, where, final)}
         return {
@@ -435,7 +435,7 @@ class StepReader:
     def _observation(self, agent: AgentId, raw: Raw, where: str, final: bool) -> Any:
         space, actions = self.spaces(agent, where)
         value = reader_of(space).read(raw, where)
-        if not final and isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        if not final and isinstance(space, _WITH_PARTS):
             check_masks([value], space, actions, where, is_column=False)
         return value
 

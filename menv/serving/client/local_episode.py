@@ -6,7 +6,7 @@ for each agent; a single-agent episode has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -345,49 +345,41 @@ class LocalEpisode:
     def _act(self, observations: Mapping[str, Any]) -> dict[str, Any]:
         actor = self._actor
         with actor.lock:
-            self._known_steps = self._begun_steps
-            waiting, completes = self._end_done_agents(observations)
-            self._add_trajectories(waiting)
-            waiting = {
-                agent: self._trajectories[agent].policy.as_element(obs) for agent, obs in waiting.items()
-            }
-            if self.trained:
-                observed = [
-                    self._trajectories[agent].observe(obs, self._begun_steps)
-                    for agent, obs in waiting.items()
-                ]
-                if completes or any(observed):
-                    actor.stepped()
-            groups: dict[int, tuple[LocalPolicy, list[str]]] = {}
-            for agent in waiting:
-                policy = self._trajectories[agent].policy
-                groups.setdefault(id(policy), (policy, []))[1].append(agent)
+            self._known_steps, playing = self._begun_steps, self._trajectories
+            waiting, completes = observations, False
+            if self._done:
+                waiting, completes = self._end_done_agents(observations)
+            new = [agent for agent in waiting if (one := playing.get(agent)) is None or one.over]
+            if new:
+                self._begin(new)
+            groups: dict[int, tuple[LocalPolicy, dict[str, Any]]] = {}
+            for agent, obs in waiting.items():
+                policy = playing[agent].policy
+                groups.setdefault(id(policy), (policy, {}))[1][agent] = obs = policy.as_element(obs)
+                if self.trained:
+                    completes |= playing[agent].observe(obs, self._begun_steps)
+            if completes:
+                actor.stepped()
             actions: dict[str, Any] = {}
-            for policy, agents in groups.values():
-                actions |= self._decide(policy, agents, waiting)
+            for policy, by_agent in groups.values():
+                actions |= self._decide(policy, by_agent)
             self._begun_steps += 1
             self._done.clear()
-            self._move_to_unclaimed(
-                [
-                    agent
-                    for agent in self._early_rewards
-                    if agent in self._trajectories or agent in self._ended_lengths
-                ]
-            )
+            if self._early_rewards:
+                acted = playing.keys() | self._ended_lengths.keys()
+                self._move_to_unclaimed([agent for agent in self._early_rewards if agent in acted])
             return {agent: actions[agent] for agent in waiting}
 
-    def _decide(
-        self, policy: LocalPolicy, agents: list[str], observations: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        trajectories = [self._trajectories[agent] for agent in agents]
+    def _decide(self, policy: LocalPolicy, observations: Mapping[str, Any]) -> dict[str, Any]:
+        trajectories = [self._trajectories[agent] for agent in observations]
         noise = self._actor.noise(*(trajectory.generator for trajectory in trajectories))
         states = (
             np.concatenate([trajectory.state for trajectory in trajectories]) if policy.state_size else None
         )
-        decided = policy.act([observations[agent] for agent in agents], noise, states, self._where)
+        decided = policy.act([*observations.values()], noise, states, self._where)
         for row, trajectory in enumerate(trajectories):
             trajectory.add_action(decided, row, self.trained)
-        return dict(zip(agents, decided.answers, strict=True))
+        return dict(zip(observations, decided.answers, strict=True))
 
     def _end_done_agents(self, observations: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """End the trajectories of agents that are done; return the other observations, and whether steps are complete.
@@ -403,20 +395,17 @@ class LocalEpisode:
                 completes |= trajectory.end(
                     None if obs is None else trajectory.policy.as_element(obs), True, self._begun_steps
                 )
-        waiting = {agent: obs for agent, obs in observations.items() if agent not in self._done}
-        if any(agent in self._trajectories and self._trajectories[agent].over for agent in waiting):
-            # A message holds one agent episode of each agent.
-            self._actor.set_aside(self)
-        return waiting, completes
+        return {agent: obs for agent, obs in observations.items() if agent not in self._done}, completes
 
     def _move_to_unclaimed(self, agents: Iterable[str]) -> None:
         for agent in list(agents):
             self._unclaimed[agent] = self._unclaimed.get(agent, 0.0) + self._early_rewards.pop(agent)
 
-    def _add_trajectories(self, observations: Mapping[str, Any]) -> None:
-        new = [agent for agent in observations if agent not in self._trajectories]
-        if not new:
-            return
+    def _begin(self, new: Sequence[str]) -> None:
+        """Begin trajectories of agents that have none, or whose last one has ended."""
+        if not self._trajectories.keys().isdisjoint(new):
+            # A message holds one agent episode of each agent.
+            self._actor.set_aside(self)
         with self._actor.lock:
             unknown = [agent for agent in new if agent not in self._policies]
             if unknown:

@@ -319,6 +319,11 @@ class Server:
         self._ending: asyncio.Event | None = None
         self._lock = threading.Lock()
         self._stopped = False
+        # Held by the thread that runs the loop: the server's own, or `_borrower` while the loop is not free.
+        self._turn = threading.Lock()
+        self._free = threading.Event()
+        self._free.set()
+        self._borrower: int | None = None
         self.addresses: list[tuple[str, int]] = []
         self.faults = ErrorLog()
         for transport in self._transports:
@@ -361,6 +366,12 @@ class Server:
 
     def post(self, callback: Callable[[], object]) -> None:
         """Call `callback` in the loop, from any thread. Before `start` and after `stop` it is dropped."""
+        if self._borrower == threading.get_ident():
+            self._call(callback)
+        else:
+            self._call_soon(callback)
+
+    def _call_soon(self, callback: Callable[[], object]) -> None:
         loop = self._loop
         if loop is None:
             return
@@ -370,6 +381,47 @@ class Server:
             # The loop is closed, perhaps just now: all peers are gone.
             if not loop.is_closed():
                 raise
+
+    def borrow(self) -> bool:
+        """Let this thread run the loop with `run` until `give_back`, which saves it two switches of threads.
+
+        Returns False if the server does not run, or this thread runs another loop.
+        """
+        me = threading.get_ident()
+        if self._borrower != me:
+            if self._loop is None or self._stopped or asyncio._get_running_loop() is not None:
+                return False
+            self._free.clear()
+            self._call_soon(self._loop.stop)
+            self._turn.acquire()
+            self._borrower = me
+        return True
+
+    def run(self, seconds: float) -> None:
+        """Run the borrowed loop for so many seconds, or until `interrupt`."""
+        assert self._loop is not None
+        alarm = self._loop.call_later(seconds, self._loop.stop)
+        try:
+            self._loop.run_forever()
+        finally:
+            alarm.cancel()
+
+    def pause(self) -> None:
+        """End `run` once the loop has read what has come by now; called in the loop."""
+        assert self._loop is not None
+        self._loop.stop()
+
+    def interrupt(self) -> None:
+        """End `run`; from any thread, and from handlers of signals."""
+        if self._borrower is not None:
+            self._call_soon(self.pause)
+
+    def give_back(self) -> None:
+        """Let the server's own thread run the loop again, if this thread has borrowed it."""
+        if self._borrower == threading.get_ident():
+            self._borrower = None
+            self._turn.release()
+            self._free.set()
 
     def stop(self) -> None:
         """Close all connections and end the thread; ports are free when this returns.
@@ -383,6 +435,8 @@ class Server:
             self._stopped = True
             thread = self._thread
         inside = self._loop is not None and asyncio._get_running_loop() is self._loop
+        if not inside:
+            self.give_back()
         self.post(self._end)
         if thread is None or inside:
             return
@@ -406,11 +460,17 @@ class Server:
     def _run(self, started: Future[list[tuple[str, int]]]) -> None:
         # A selector loop on every system, because transports may use `add_reader`.
         with _short_turns(), asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            self._loop = runner.get_loop()
-            self._loop.set_exception_handler(self._on_loop_error)
+            loop = self._loop = runner.get_loop()
+            loop.set_exception_handler(self._on_loop_error)
             # For `asyncio.to_thread`: one thread encodes weights.
-            self._loop.set_default_executor(ThreadPoolExecutor(1, "menv-serving-weights"))
-            runner.run(self._serve(started))
+            loop.set_default_executor(ThreadPoolExecutor(1, "menv-serving-weights"))
+            main = loop.create_task(self._serve(started))
+            main.add_done_callback(lambda _: loop.stop())
+            while not main.done():
+                self._free.wait()
+                with self._turn:
+                    if not main.done():
+                        loop.run_forever()
             _log.info("stopped")
 
     async def _serve(self, started: Future[list[tuple[str, int]]]) -> None:
