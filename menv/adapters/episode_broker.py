@@ -45,14 +45,14 @@ LoggedReturns: TypeAlias = tuple[Mapping[Any, Any], Mapping[Any, Any], Mapping[A
 _NOTHING: dict[Any, Any] = {}
 
 
-class Server(Protocol):
+class ServerLoop(Protocol):
     """The loop in which callers send to a broker, if the sampler's thread runs it while it waits for them."""
 
     def run(self, seconds: float) -> None:
         """Run the loop for so many seconds, or until `pause` or `interrupt`."""
 
     def pause(self) -> None:
-        """End `run` once the loop has read what has come by now; called in the loop."""
+        """End `run` after all messages that have arrived; called in the loop."""
 
     def interrupt(self) -> None:
         """End `run`, from any thread and from handlers of signals."""
@@ -218,7 +218,7 @@ class EpisodeBroker:
         # Used directly where no wait is needed: entering a Condition takes longer.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self.server: Server | None = None
+        self.server: ServerLoop | None = None
         # How many episodes have to be ready before a `collect` that waits looks again; 0 while none waits.
         self._wanted = 0
         self._channels: dict[str, EpisodeChannel] = {}

@@ -407,7 +407,7 @@ class Server:
             alarm.cancel()
 
     def pause(self) -> None:
-        """End `run` once the loop has read what has come by now; called in the loop."""
+        """End `run` after all messages that have arrived; called in the loop."""
         assert self._loop is not None
         self._loop.stop()
 
