@@ -65,8 +65,7 @@ NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first (men
 _SLICE_S = 0.001
 """Seconds after which other peers are served in the middle of a long message."""
 _REST = 3
-"""While others are served, a peer's next body waits up to so many times the duration of its last ones, and not longer
-than each of them would take."""
+"""Where others are connected, a peer's next body waits up to so many times the duration of its last ones."""
 _SHORT = 10_000
 """Bytes of episodes that are read at once."""
 
@@ -120,7 +119,7 @@ class Session:
         return task
 
     def _rest(self, began: float) -> float:
-        """Return the seconds that others are served before the next body, so that this peer gets its share."""
+        """Return the seconds that others are served before the next body, so that this peer gets a quarter of them."""
         now = time.perf_counter()
         self._spent += now - began
         if self._spent < _SLICE_S:
@@ -386,7 +385,7 @@ class ServerSessions:
     @property
     def rest(self) -> int:
         """How many times as long as a peer's bodies others are served before its next ones."""
-        return min(_REST, len(self.connected) - 1)
+        return _REST if len(self.connected) > 1 else 0
 
     def set_policies(self, described: dict[str, Any]) -> None:
         """Replace the policies that SET_CONFIG describes. Called in the sampler's thread."""
