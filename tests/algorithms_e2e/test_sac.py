@@ -71,6 +71,7 @@ def test_many_agents_learn_with_critics_of_their_own_observations_or_of_all(
             assert not np.array_equal(first[policy_id]["q1.0.weight"], own["q1.0.weight"])
 
 
+@pytest.mark.slow
 def test_workers_sample_the_same_experience_and_teach_the_same_weights() -> None:
     ends = []
     for workers in (0, 2):

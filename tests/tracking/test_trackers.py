@@ -148,7 +148,7 @@ def test_a_service_that_answers_again_has_the_whole_run(
     assert "not sent" not in caplog.text
 
 
-@pytest.mark.slow_unless("mlflow")
+@pytest.mark.slow
 @pytest.mark.parametrize("service", ["mlflow", "wandb"])
 def test_sigterm_saves_and_ends_a_run_whose_service_hangs(
     tmp_path: Path, server: Server, service: str
@@ -355,7 +355,7 @@ def test_a_client_that_is_missing_is_one_line(
     assert line.endswith(f"the package {package} is not installed; run: pip install {package}")
 
 
-@pytest.mark.slow_unless("mlflow")
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["wandb", "mlflow"])
 def test_a_service_that_refuses_a_run_is_one_line_and_leaves_no_folder(tmp_path: Path, package: str) -> None:
     command = [sys.executable, "-m", "menv.cli", *TRAIN[:2], "--run-dir", "run", *TRAIN[3:], f"--{package}"]

@@ -54,7 +54,7 @@ def test_a_frozen_remote_environment_costs_its_own_episodes_only(tmp_path: Path)
         assert algo.train()["num_faulty_episodes"] == 0
 
 
-@pytest.mark.slow_unless("*2}")
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ['{"num_workers": 2}', '{"num_workers": 0, "remote_worker_envs": true}'])
 def test_a_pause_of_all_processes_is_no_hang(settings: str) -> None:
     command = [sys.executable, "-c", SCRIPT, settings]

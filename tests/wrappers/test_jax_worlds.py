@@ -6,7 +6,6 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,6 @@ from tests.later import Later
 
 jax, jnp, jumanji, pgx = Later("jax"), Later("jax.numpy"), Later("jumanji"), Later("pgx")
 WORLDS = 3
-CHEAP = ("*LevelBasedForaging*", "*tic_tac_toe*", "*MPE_simple_spread*")
-"""What runs by default; compiling the others takes longer."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -166,20 +163,15 @@ COMPARED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [
-        *((name, 250) for name in COMPARED if any(fnmatchcase(name, one) for one in CHEAP)),
-        *(pytest.param(name, 1000, marks=pytest.mark.slow) for name in COMPARED),
-    ],
-)
-def test_steps_are_those_of_the_bare_library(name: str, steps: int) -> None:
+@pytest.mark.slow_unless("*tic_tac_toe")
+@pytest.mark.parametrize("name", COMPARED)
+def test_steps_are_those_of_the_bare_library(name: str) -> None:
     env: VectorMultiAgentEnv = make_env(name, {"num_envs": WORLDS})
     env.reset(seed=8)
     obs, infos = env.reset(seed=7)
     bare, rng, ends = BareWorlds(name, 7), np.random.default_rng(0), 0
     sizes = [env.action_spaces[agent].n for agent in env.possible_agents]  # type: ignore[attr-defined]
-    for _ in range(steps):
+    for _ in range(1000):
         acting = np.asarray(bare.now.acting)
         assert_same(obs, bare.now, acting)
         if "acting" in infos:
@@ -201,7 +193,7 @@ def test_steps_are_those_of_the_bare_library(name: str, steps: int) -> None:
     assert ends > 3
 
 
-@pytest.mark.slow_unless(*CHEAP)
+@pytest.mark.slow_unless("*LevelBasedForaging*", "*tic_tac_toe*", "*MPE_simple_spread*")
 @pytest.mark.parametrize(
     "name",
     ["jumanji:LevelBasedForaging-v0", "pgx:tic_tac_toe", "pgx:connect_four", "jaxmarl:MPE_simple_spread_v3"],
