@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from menv import DefaultCallbacks
 from menv.serving import Access
 from tests.house.sources import ROOT
-from tests.serving.doors import HTTP, TCP
+from tests.serving.doors import HTTP, PATIENCE_S, TCP
 from tests.serving.served import Served, obs_of, served
 from tests.serving.voices import Turns, Voice
 
@@ -30,7 +31,7 @@ def page(one: Served, path: str, token: str = "") -> str:
     request = urllib.request.Request(
         f"http://{host}:{port}{path}", headers={"Authorization": f"Bearer {token}"}
     )
-    with urllib.request.urlopen(request) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())
 
 
@@ -65,6 +66,24 @@ def test_metrics_count_the_requests_of_clients_since_the_start() -> None:
             "menv_messages_refused_total": 1,
         }  # fmt: skip
         assert figures(other)["menv_actions_total"] == 0
+
+
+def test_a_callback_may_ask_the_server_whose_clients_it_watches() -> None:
+    told: list[str] = []
+
+    class Curious(DefaultCallbacks):
+        def on_episode_step(self, **kwargs: Any) -> None:
+            told.append(page(one, "/health"))
+
+    with (
+        served(doors=(HTTP,), callbacks=Curious) as one,
+        one.sampling(),
+        Voice(HTTP, one.envs.addresses[0]) as voice,
+    ):
+        turns = Turns(voice, "mine")
+        for step in range(3):
+            turns.act(obs_of(step))
+    assert told == ["ok\n", "ok\n"]
 
 
 def test_connections_and_refusals_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -269,6 +269,8 @@ _log = logging.getLogger("menv.serving")
 _STOP_S = 0.8
 """Most seconds for all transports to stop; afterwards their sockets are closed with the loop."""
 _JOIN_S = 10.0
+_BUSY_S = 0.05
+"""Seconds without a `run` of the borrower after which the server's own thread runs the loop."""
 _SWITCH_S = 0.001
 """Switch interval of threads while a server runs; Python's default is 5 ms."""
 _RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE, errno.EMFILE, errno.ENFILE)
@@ -319,11 +321,12 @@ class Server:
         self._ending: asyncio.Event | None = None
         self._lock = threading.Lock()
         self._stopped = False
-        # Held by the thread that runs the loop: the server's own, or `_borrower` while the loop is not free.
+        # Held by the thread that runs the loop: the server's own, or `_borrower` while it does so often.
         self._turn = threading.Lock()
-        self._free = threading.Event()
-        self._free.set()
         self._borrower: int | None = None
+        self._returned = threading.Event()
+        self._returned.set()
+        self._ran_at = 0.0
         self.addresses: list[tuple[str, int]] = []
         self.faults = ErrorLog()
         for transport in self._transports:
@@ -366,8 +369,9 @@ class Server:
 
     def post(self, callback: Callable[[], object]) -> None:
         """Call `callback` in the loop, from any thread. Before `start` and after `stop` it is dropped."""
-        if self._borrower == threading.get_ident():
+        if self._borrower == threading.get_ident() and self._turn.acquire(blocking=False):
             self._call(callback)
+            self._turn.release()
         else:
             self._call_soon(callback)
 
@@ -383,28 +387,30 @@ class Server:
                 raise
 
     def borrow(self) -> bool:
-        """Let this thread run the loop with `run` until `give_back`, which saves it two switches of threads.
+        """Let this thread run the loop with `run` until `give_back`, which saves two switches of threads each time.
 
         Returns False if the server does not run, or this thread runs another loop.
         """
-        me = threading.get_ident()
-        if self._borrower != me:
-            if self._loop is None or self._stopped or asyncio._get_running_loop() is not None:
-                return False
-            self._free.clear()
-            self._call_soon(self._loop.stop)
-            self._turn.acquire()
-            self._borrower = me
+        if self._loop is None or self._stopped or asyncio._get_running_loop() is not None:
+            return False
+        self._borrower, self._ran_at = threading.get_ident(), monotonic()
+        self._returned.clear()
         return True
 
     def run(self, seconds: float) -> None:
         """Run the borrowed loop for so many seconds, or until `interrupt`."""
         assert self._loop is not None
-        alarm = self._loop.call_later(seconds, self._loop.stop)
+        if not self._turn.acquire(blocking=False):
+            self._call_soon(self.pause)
+            self._turn.acquire()
         try:
-            self._loop.run_forever()
+            if not self._loop.is_closed():
+                alarm = self._loop.call_later(seconds, self._loop.stop)
+                self._loop.run_forever()
+                alarm.cancel()
         finally:
-            alarm.cancel()
+            self._ran_at = monotonic()
+            self._turn.release()
 
     def pause(self) -> None:
         """End `run` after all messages that have arrived; called in the loop."""
@@ -420,8 +426,7 @@ class Server:
         """Let the server's own thread run the loop again, if this thread has borrowed it."""
         if self._borrower == threading.get_ident():
             self._borrower = None
-            self._turn.release()
-            self._free.set()
+            self._returned.set()
 
     def stop(self) -> None:
         """Close all connections and end the thread; ports are free when this returns.
@@ -458,8 +463,9 @@ class Server:
             self._ending.set()
 
     def _run(self, started: Future[list[tuple[str, int]]]) -> None:
-        # A selector loop on every system, because transports may use `add_reader`.
-        with _short_turns(), asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        with _short_turns():
+            # A selector loop on every system, because transports may use `add_reader`.
+            runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
             loop = self._loop = runner.get_loop()
             loop.set_exception_handler(self._on_loop_error)
             # For `asyncio.to_thread`: one thread encodes weights.
@@ -467,10 +473,13 @@ class Server:
             main = loop.create_task(self._serve(started))
             main.add_done_callback(lambda _: loop.stop())
             while not main.done():
-                self._free.wait()
-                with self._turn:
-                    if not main.done():
-                        loop.run_forever()
+                # A borrower may be busy for long, for example in a callback that asks this server something.
+                if self._returned.wait(_BUSY_S) or monotonic() - self._ran_at > _BUSY_S:
+                    with self._turn:
+                        if not main.done():
+                            loop.run_forever()
+            with self._turn:
+                runner.close()
             _log.info("stopped")
 
     async def _serve(self, started: Future[list[tuple[str, int]]]) -> None:
