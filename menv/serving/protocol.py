@@ -412,7 +412,7 @@ def frame(body: bytes) -> bytes:
     return b"%08d%b" % (size, body)
 
 
-def body_bytes(header: bytes, most: int) -> int:
+def body_bytes(header: bytes | bytearray, most: int) -> int:
     """Return how many bytes the body behind a header has; refuse other bytes than digits, and more than `most`."""
     if not header.isdigit():
         raise BadMessageError(

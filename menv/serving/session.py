@@ -17,8 +17,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
-
 from menv.adapters.episode_broker import ByteBudget, EpisodeBroker
 from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
@@ -480,14 +478,9 @@ class ServerSessions:
             elif isinstance(message, LogAction):
                 answer = Ok(seq=message.seq)
             else:
-                # An encoder hook for numpy types is much slower.
-                found = {
-                    agent: action.tolist() if isinstance(action, (np.generic, np.ndarray)) else action
-                    for agent, action in decided.items()
-                }
                 answer = Action(
                     episode_id=message.episode_id,
-                    action=found if self.ioctx.multi_agent else found[SINGLE_AGENT],
+                    action=decided if self.ioctx.multi_agent else decided[SINGLE_AGENT],
                     weights_seq_no=number,
                     seq=message.seq,
                 )

@@ -78,16 +78,17 @@ class SpaceReader:
     Attributes:
         kind: Type of an element, for msgspec, which checks types, lengths and keys.
         column_kind: Type of a column.
+        parts: Readers of the entries of a Dict or Tuple, by key.
     """
 
     def __init__(self, space: Space, bounded: bool) -> None:
         self.space = space
-        self._parts = [(key, _reader(part, bounded)) for key, part in parts_of(space) or ()]
+        self.parts = [(key, _reader(part, bounded)) for key, part in parts_of(space) or ()]
         self.kind = self._kind()
         self.column_kind: Any = list[self.kind]  # type: ignore[name-defined]
 
     def _kind(self) -> Any:
-        kinds = [part.kind for _, part in self._parts]
+        kinds = [part.kind for _, part in self.parts]
         if isinstance(self.space, gym.spaces.Tuple):
             return tuple.__class_getitem__(tuple(kinds))
         if isinstance(self.space, gym.spaces.Text):
@@ -98,13 +99,13 @@ class SpaceReader:
                 pattern=f"^[{characters}]*$",
             )
             return Annotated[str, meta]
-        if not all(isinstance(key, str) and _NAME.fullmatch(key) for key, _ in self._parts):
+        if not all(isinstance(key, str) and _NAME.fullmatch(key) for key, _ in self.parts):
             raise ConfigError(
                 "space Dict: a key has no form on the wire, expected a str without quotes, backslashes and control "
                 "characters; name the entries of the space"
             )
         # Exactly one field for each key, whatever characters the key has.
-        renamed = {f"f{i}": key for i, (key, _) in enumerate(self._parts)}
+        renamed = {f"f{i}": key for i, (key, _) in enumerate(self.parts)}
         types = list(zip(renamed, kinds, strict=True))
         return msgspec.defstruct("Element", types, rename=renamed, forbid_unknown_fields=True)
 
@@ -132,23 +133,23 @@ class SpaceReader:
         if isinstance(self.space, gym.spaces.Text):
             return value
         values = value if isinstance(value, tuple) else msgspec.structs.astuple(value)
-        found = [_at(key, part.element, one) for (key, part), one in zip(self._parts, values, strict=True)]
+        found = [_at(key, part.element, one) for (key, part), one in zip(self.parts, values, strict=True)]
         return self._built(found)
 
     def _built(self, values: Sequence[Any]) -> Any:
         """Return an element of the values of its parts."""
         if isinstance(self.space, gym.spaces.Tuple):
             return tuple(values)
-        return {key: value for (key, _), value in zip(self._parts, values, strict=True)}
+        return {key: value for (key, _), value in zip(self.parts, values, strict=True)}
 
     def column(self, values: Any) -> Column:
         """Return R decoded elements."""
-        if not self._parts:
+        if not self.parts:
             return [_at(row, self.element, value) for row, value in enumerate(values)]
         rows = values if isinstance(self.space, gym.spaces.Tuple) else map(msgspec.structs.astuple, values)
         try:
             columns = [
-                part.column(own) for (_, part), own in zip(self._parts, zip(*rows, strict=True), strict=False)
+                part.column(own) for (_, part), own in zip(self.parts, zip(*rows, strict=True), strict=False)
             ]
         except BadValueError:
             # Say at which row.
@@ -185,6 +186,8 @@ class NumberReader(SpaceReader):
             self._wide = dtype
         super().__init__(space, bounded)
         self.column_kind = self.column_kind | PackedArray
+        # Whether msgspec checks all sizes and bounds of an element.
+        self._is_checked = bool(self._shape) and 0 < low.size <= _LONGEST_TUPLE and dtype.kind == "f"
 
     def _kind(self) -> Any:
         kind = _bounded_kind(self._dtype, self._low, self._high, self._flags)
@@ -193,8 +196,7 @@ class NumberReader(SpaceReader):
     def element(self, value: Any) -> Any:
         if isinstance(value, PackedArray):
             return self._unpacked(value, 0)
-        if self._shape and 0 < self._low.size <= _LONGEST_TUPLE and self._dtype.kind == "f":
-            # msgspec has checked sizes and bounds.
+        if self._is_checked:
             return np.array(value, self._dtype)
         found = self._array([value])[0]
         # An element of a Box without axes is an array, too.
@@ -405,7 +407,6 @@ def spaces_json(ioctx: InputContext) -> dict[str, Any]:
     return {"action_spaces": own or None, "action_space": shared}
 
 
-_WITH_PARTS = (gym.spaces.Dict, gym.spaces.Tuple)
 _BY_AGENT = TypedDecoder(dict[str, Raw])
 
 
@@ -433,9 +434,10 @@ class StepReader:
         }
 
     def _observation(self, agent: AgentId, raw: Raw, where: str, final: bool) -> Any:
-        space, actions = self.spaces(agent, where)
-        value = reader_of(space).read(raw, where)
-        if not final and isinstance(space, _WITH_PARTS):
+        space, actions = self._alone or known_spaces(self._spaces_of, agent, where)
+        reader = reader_of(space)
+        value = reader.read(raw, where)
+        if reader.parts and not final:
             check_masks([value], space, actions, where, is_column=False)
         return value
 

@@ -129,7 +129,10 @@ class TcpConnection(Connection, asyncio.BufferedProtocol):
         if session is None:
             return
         try:
-            while not self._busy and not self._unread and (body := self._next_body(session)) is not None:
+            while len(self._data) >= HEADER_BYTES and not (self._busy or self._unread):
+                body = self._next_body(session)
+                if body is None:
+                    break
                 work = session.received(body, self._reply_fn, self.transport.close)
                 self._idle()
                 count += 1 + len(body) // _BODY_BYTES
@@ -159,11 +162,11 @@ class TcpConnection(Connection, asyncio.BufferedProtocol):
         self._handle()
 
     def _next_body(self, session: SessionProtocol) -> bytes | None:
-        """Return the next body if all of it has come."""
+        """Return the next body, whose header is here, if all of it has come."""
         data = self._data
-        if len(data) < HEADER_BYTES or self.transport.is_closing():
+        if self.transport.is_closing():
             return None
-        size = body_bytes(bytes(data[:HEADER_BYTES]), self._limits.max_body)
+        size = body_bytes(data[:HEADER_BYTES], self._limits.max_body)
         if size > MOST_BEFORE_TOKEN and not session.admitted:
             raise BadMessageError(
                 "not_allowed",
