@@ -33,7 +33,7 @@ def _episode(steps: int, rng: np.random.Generator) -> dict[str, Any]:
         "rewards": np.ones(steps),
         "is_terminated": True,
         "is_truncated": False,
-        "action_logp": rng.standard_normal(steps, np.float32),
+        "action_logp": -np.abs(rng.standard_normal(steps, np.float32)),
         "action_dist_inputs": rng.standard_normal((steps, 2), np.float32),
     }
 
