@@ -370,8 +370,10 @@ class Server:
     def post(self, callback: Callable[[], object]) -> None:
         """Call `callback` in the loop, from any thread. Before `start` and after `stop` it is dropped."""
         if self._borrower == threading.get_ident() and self._turn.acquire(blocking=False):
-            self._call(callback)
-            self._turn.release()
+            try:
+                self._call(callback)
+            finally:
+                self._turn.release()
         else:
             self._call_soon(callback)
 
