@@ -22,6 +22,7 @@ from tests.house.sources import ROOT
 from tests.serving.doors import HTTP, PATIENCE_S, TCP
 from tests.serving.served import Served, obs_of, served
 from tests.serving.voices import Turns, Voice
+from tests.worlds import like
 
 TOKEN = "a long and random text"
 
@@ -70,16 +71,8 @@ def test_metrics_count_the_requests_of_clients_since_the_start() -> None:
 
 def test_a_callback_may_ask_the_server_whose_clients_it_watches() -> None:
     told: list[str] = []
-
-    class Curious(DefaultCallbacks):
-        def on_episode_step(self, **kwargs: Any) -> None:
-            told.append(page(one, "/health"))
-
-    with (
-        served(doors=(HTTP,), callbacks=Curious) as one,
-        one.sampling(),
-        Voice(HTTP, one.envs.addresses[0]) as voice,
-    ):
+    curious = like(DefaultCallbacks, on_episode_step=lambda self, **_: told.append(page(one, "/health")))
+    with served(doors=(HTTP,), callbacks=curious) as one, one.sampling(), one.voice(HTTP) as voice:
         turns = Turns(voice, "mine")
         for step in range(3):
             turns.act(obs_of(step))
