@@ -71,6 +71,7 @@ def test_metrics_count_the_requests_of_clients_since_the_start() -> None:
 
 def test_a_callback_may_ask_the_server_whose_clients_it_watches() -> None:
     told: list[str] = []
+    one: Served
     curious = like(DefaultCallbacks, on_episode_step=lambda self, **_: told.append(page(one, "/health")))
     with served(doors=(HTTP,), callbacks=curious) as one, one.sampling(), one.voice(HTTP) as voice:
         turns = Turns(voice, "mine")

@@ -467,10 +467,11 @@ class PolicyClient:
         self._session.close()
 
     def _episode(self, call: str, episode_id: str) -> RemoteEpisode | LocalEpisode:
-        with contextlib.suppress(KeyError, TypeError):
-            return self._episodes[episode_id]
+        is_text = isinstance(episode_id, str)
+        if is_text and (episode := self._episodes.get(episode_id)) is not None:
+            return episode
         self._session.check_open()
-        why = "is completed" if isinstance(episode_id, str) and episode_id in self._ended else "was not found"
+        why = "is completed" if is_text and episode_id in self._ended else "was not found"
         raise EpisodeError(
             f"{call}: episode {episode_id!r:.80} {why}, expected one that is open; call start_episode first"
         )
