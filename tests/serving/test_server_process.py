@@ -80,6 +80,20 @@ def test_a_callback_may_ask_the_server_whose_clients_it_watches() -> None:
     assert told == ["ok\n", "ok\n"]
 
 
+def test_what_the_servers_own_thread_has_read_ends_the_next_wait_of_the_sampler() -> None:
+    with served() as one:
+        server = one.envs.server
+        assert server.borrow()
+        read = threading.Event()
+        server.interrupt()
+        server.post(read.set)
+        assert read.wait(PATIENCE_S)
+        began = time.monotonic()
+        server.run(PATIENCE_S)
+        assert time.monotonic() - began < PATIENCE_S / 2
+        server.give_back()
+
+
 def test_connections_and_refusals_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.INFO, "menv.serving"),

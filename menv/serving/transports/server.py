@@ -326,7 +326,7 @@ class Server:
         self._borrower: int | None = None
         self._returned = threading.Event()
         self._returned.set()
-        self._ran_at = 0.0
+        self._ran_at, self._is_paused = 0.0, False
         self.addresses: list[tuple[str, int]] = []
         self.faults = ErrorLog()
         for transport in self._transports:
@@ -406,17 +406,19 @@ class Server:
             self._call_soon(self.pause)
             self._turn.acquire()
         try:
-            if not self._loop.is_closed():
+            # The server's own thread may have read what `run` would wait for.
+            if not (self._is_paused or self._loop.is_closed()):
                 alarm = self._loop.call_later(seconds, self._loop.stop)
                 self._loop.run_forever()
                 alarm.cancel()
         finally:
-            self._ran_at = monotonic()
+            self._is_paused, self._ran_at = False, monotonic()
             self._turn.release()
 
     def pause(self) -> None:
-        """End `run` after all messages that have arrived; called in the loop."""
+        """End `run` after all messages that have arrived, or the next one at once; called in the loop."""
         assert self._loop is not None
+        self._is_paused = True
         self._loop.stop()
 
     def interrupt(self) -> None:

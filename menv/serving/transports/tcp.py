@@ -1,7 +1,7 @@
 """RLlink's frames over TCP: eight ASCII digits and a body, in both directions.
 
-Each connection handles one body after the other. Nothing is read from a peer that does not read its replies, or whose
-last body is still being handled.
+Each connection handles one body after the other. Nothing is read from a peer that does not read its replies, and little
+from one whose last body is still being handled.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ class TcpConnection(Connection, asyncio.BufferedProtocol):
             self._refuse(f"{error.code}: {error.text}")
         except Exception as fault:
             self._fail(fault)
-        if self._busy or self._unread:
+        # Where nothing is read, clients wait for the system's acknowledgment before they send the next message.
+        if self._unread or (self._busy and len(self._data) > _RECEIVED_BYTES):
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
