@@ -11,6 +11,7 @@ The score of a trial is the mean of its seeds' last values of the metric. The pr
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import shlex
@@ -20,12 +21,12 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import SubprocessError
-from typing import Any
+from typing import Any, Literal
 
-from menv.algorithms.config.setting import known_values
+from menv.algorithms.config.setting import Settings, known_values, setting
 from menv.cli.arguments import (
     IMPORT,
     Parser,
@@ -48,14 +49,20 @@ from menv.tracking.run_folder import Run, locked, scalars
 
 try:
     import optuna
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.trial import FrozenTrial, TrialState
-
-    from menv.cli.sweep_file import RULE, RUN, SweepFile
 except ImportError as error:
     raise MissingExtraError("menv sweep: no package optuna; run: pip install 'menv-rl[sweep]'") from error
 
 _TRIALS = 20
 _PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}
+_KINDS = {"float": FloatDistribution, "int": IntDistribution, "choice": CategoricalDistribution}
+_RANGE = (
+    "expected {float = [low, high]}, {int = [low, high]}, both with log = true or step, or a list of values"
+)
+_RULE = "expected what docs/how_to/sweeps.md says; correct the file"
+_RUN = "run"
+"""The parameter of trials that names the algorithm, where the file has several."""
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") -> int:
@@ -96,6 +103,59 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
     return 0
 
 
+@dataclass(frozen=True)
+class SweepFile(Settings):
+    """What a sweep file says; `docs/how_to/sweeps.md` explains the keys."""
+
+    _where = "sweep"
+    env: str = ""
+    run: str | Sequence[str] = "PPO"
+    metric: str = "episode_reward_mean"
+    direction: Literal["maximize", "minimize"] = "maximize"
+    seeds: int = 1
+    pruner: Literal["none", "median", "hyperband"] = "none"
+    pruner_options: Mapping[str, Any] = setting({})
+    options: str | None = None
+    stop: Mapping[str, float] = setting({})
+    config: Mapping[str, Any] = setting({})
+    space: Mapping[str, Any] = setting({})
+    grid: Mapping[str, Any] = setting({})
+
+    def searched(self) -> dict[str, Any]:
+        """Return the range of each setting that trials differ in; several algorithms are values of `_RUN`."""
+        several = {} if isinstance(self.run, str) else {_RUN: list(self.run)}
+        return dict(_ranges({**several, **merge(with_sections(self.grid), with_sections(self.space))}, ""))
+
+    def combinations(self) -> list[dict[str, Any]]:
+        """Return the parameters of the trials of a grid; [] with a space, whose trials Optuna chooses."""
+        if self.space:
+            return []
+        ranges = {name: one.choices for name, one in self.searched().items()}
+        return [dict(zip(ranges, values, strict=True)) for values in itertools.product(*ranges.values())]
+
+
+def _ranges(space: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each setting that is searched, and its range as Optuna has it."""
+    for name, entry in space.items():
+        how = (
+            {"choice": entry}
+            if isinstance(entry, list)
+            else dict(entry)
+            if isinstance(entry, Mapping)
+            else {}
+        )
+        kind = next(iter(_KINDS.keys() & how), "")
+        if how and not kind:
+            yield from _ranges(how, f"{path}{name}.")
+            continue
+        try:
+            # Optuna stores no lists.
+            ends = [[json.dumps(one) for one in how.pop(kind)]] if kind == "choice" else how.pop(kind)
+            yield f"{path}{name}", _KINDS[kind](*ends, **how)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ConfigError(f"sweep: {path}{name}: {str(error).rstrip('.')}, {_RANGE}") from None
+
+
 class Sweep:
     """A sweep in its folder; ConfigError if its file, the folder or all that its first run needs is wrong."""
 
@@ -107,10 +167,10 @@ class Sweep:
             self._options = shlex.split(file.options or "")
             self._pruner = getattr(optuna.pruners, _PRUNERS[file.pruner])(**file.pruner_options)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"sweep: {error}, {RULE}") from None
+            raise ConfigError(f"sweep: {error}, {_RULE}") from None
         self._space = file.searched()
         if not file.stop or not self._space:
-            raise ConfigError(f"sweep: no stop or no space, {RULE}")
+            raise ConfigError(f"sweep: no stop or no space, {_RULE}")
 
     async def search(self, trials: int | None, jobs: int, *, retry: bool = False) -> None:
         """Run trials until there are `trials` in all, by default 20 or the size of the grid, `jobs` at a time.
@@ -171,12 +231,12 @@ class Sweep:
     def settings(self, trial: optuna.Trial | FrozenTrial) -> dict[str, Any]:
         """Return the settings with which a trial trains."""
         own = {name: json.loads(one) if isinstance(one, str) else one for name, one in trial.params.items()}
-        own.pop(RUN, None)
+        own.pop(_RUN, None)
         return merge(with_sections(self.file.config), with_sections(own))
 
     def command(self, trial: optuna.Trial | FrozenTrial, config: str, stop: Mapping[str, float]) -> list[str]:
         """Return the arguments of `menv` that train the algorithm of a trial with a config."""
-        run = json.loads(trial.params[RUN]) if RUN in trial.params else str(self.file.run)
+        run = json.loads(trial.params[_RUN]) if _RUN in trial.params else str(self.file.run)
         words = ["train", self.file.env, "--run", run, *self._options, *self._imports]
         bounds = (word for key, bound in stop.items() for word in ("--stop", f"{key}={bound}"))
         return [*words, "--config", config, *bounds]
