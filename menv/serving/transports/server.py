@@ -1,7 +1,7 @@
 """Transports, which carry bodies, and `Server`: one asyncio event loop in a thread, in which they and the sessions run.
 
 A transport receives whole bodies from its peers and hands each to a session, which replies. It bounds how many peers
-there are, and how long each may take. Other threads post callbacks into the loop.
+there are, and how long each may take. Other threads post callbacks into the loop; a sampler that waits runs it itself.
 """
 
 from __future__ import annotations
@@ -368,7 +368,10 @@ class Server:
             _log.info("serving at %s:%d", host, port)
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Call `callback` in the loop, from any thread. Before `start` and after `stop` it is dropped."""
+        """Call `callback` in the loop, or at once in the thread that has borrowed it; from any thread.
+
+        Before `start` and after `stop` it is dropped.
+        """
         if self._borrower == threading.get_ident() and self._turn.acquire(blocking=False):
             try:
                 self._call(callback)
