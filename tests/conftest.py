@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import random
 import signal
 import sys
 import tempfile
@@ -98,6 +99,12 @@ def _crashes_need_no_pause() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("menv.adapters.local_envs.PAUSE", 0.0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _a_run_without_a_seed_repeats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the seeds of runs that state none from the test's name: a test passes always or never."""
+    monkeypatch.setattr("secrets.randbits", random.Random(request.node.nodeid).getrandbits)
 
 
 @pytest.fixture(autouse=True)
