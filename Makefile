@@ -62,7 +62,7 @@ test-timed: setup  ## run the slow tests that measure time, one by one, on a mac
 	$(PYTEST) -rs -m "slow and alone and not soak" $(ALONE)
 
 test-soak: setup  ## run the tests that repeat a fault many times, such as processes killed while they save
-	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -o faulthandler_timeout=0 -m soak $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -m soak $(ARGS)
 
 test-gpu: setup  ## run the tests that need a GPU, each against the CPU; without one they are skipped
 	$(PYTEST) -rs -m gpu tests/algorithms_e2e/test_devices.py $(ARGS)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
+import math
+import os
 import random
 import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -66,6 +70,37 @@ LONG = ("tests/workers/test_nothing_grows.py",)
 
 TOGETHER = {"programs": PROGRAMS, "house": ("tests/house/",)}
 """Which others are handed out as if they were one file, those of the house because they read all files."""
+
+
+HANG_S = 900
+
+_stderr = 2
+_watched_at = -math.inf
+
+
+def pytest_configure() -> None:
+    global _stderr
+    # Before pytest captures what a test writes.
+    _stderr = os.dup(2)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """End a run whose test hangs, with the stack of each thread.
+
+    `faulthandler_timeout` of pytest starts a thread for each test and waits for its end, which takes longer than most
+    tests where other processes are busy.
+    """
+    global _watched_at
+    if item.get_closest_marker("soak"):
+        faulthandler.cancel_dump_traceback_later()
+    elif time.monotonic() > _watched_at + HANG_S / 10:
+        faulthandler.dump_traceback_later(HANG_S, exit=True, file=_stderr)
+        _watched_at = time.monotonic()
+
+
+def pytest_sessionfinish() -> None:
+    # A process that has no tests left waits for the others.
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="module", autouse=True)

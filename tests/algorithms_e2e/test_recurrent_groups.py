@@ -83,6 +83,7 @@ CONFIG: dict[str, Any] = {
     ],
     ids=str,
 )
+@pytest.mark.slow_unless("*qmix*")
 def test_a_group_with_a_memory_remembers_a_cue(settings: dict[str, Any], tmp_path: Path) -> None:
     with QMIX(env=team, config={**CONFIG, **settings}) as algo:
         while algo.train()["num_env_steps_sampled"] < 4_000:

@@ -99,6 +99,7 @@ def test_a_team_reward_of_a_single_agent_or_of_recorded_rewards_is_refused() -> 
 CODES = {agent: np.eye(3)[place].tolist() for place, agent in enumerate(NUMBERS)}
 
 
+@pytest.mark.slow_unless("onnx-*")
 @pytest.mark.parametrize("algorithm", [PPO, DQN])
 @pytest.mark.parametrize("inference", ["onnx", "torch"])
 def test_agents_that_share_a_policy_see_who_they_are(algorithm: Any, inference: str) -> None:

@@ -193,7 +193,7 @@ def test_steps_are_those_of_the_bare_library(name: str) -> None:
     assert ends > 3
 
 
-@pytest.mark.slow_unless("*LevelBasedForaging*", "*tic_tac_toe*", "*MPE_simple_spread*")
+@pytest.mark.slow_unless("*tic_tac_toe*")
 @pytest.mark.parametrize(
     "name",
     ["jumanji:LevelBasedForaging-v0", "pgx:tic_tac_toe", "pgx:connect_four", "jaxmarl:MPE_simple_spread_v3"],
