@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -20,6 +21,8 @@ from menv.errors import ContractError, message_of
 Space: TypeAlias = gym.Space[Any]
 Keys: TypeAlias = tuple[Any, ...]
 Build: TypeAlias = Callable[[Sequence[Any]], Any]
+
+_DTYPE = attrgetter("dtype")
 
 
 def parts_of(space: Space) -> list[tuple[Any, Space]] | None:
@@ -244,12 +247,10 @@ class Stacker:
             return cast
         rows, dtype = len(values), self._dtype
         try:
-            # A join costs a quarter of np.array, but sees bytes only: dtypes are compared by identity.
-            data = b"".join(values)
-            other = [value for value in values if value.dtype is not dtype]
-            if other:
-                # Arrays may have been pickled too.
-                other = [value for value in other if value.dtype != dtype]
+            # A join costs a quarter of np.array, but sees bytes only.
+            data, other = b"".join(values), []
+            if [*map(_DTYPE, values)].count(dtype) != rows:
+                other = [value for value in values if value.dtype != dtype]
             if self._length is None:
                 other = other or [value for value in values if value.shape != self._shape]
             elif rows and ([*map(len, values)].count(self._length) != rows or values[0].shape != self._shape):

@@ -203,7 +203,10 @@ class GymEnvs(LocalEnvs):
                 rewards.append(0.0)
         # The error's traceback holds this frame: without this line only the garbage collector would free them.
         error = None
-        self.env_steps[slice(None) if all_copies else list(order)] += 1
+        if all_copies:
+            self.env_steps += 1
+        else:
+            self.env_steps[list(order)] += 1
         for place, end in ends.items():
             # The last reward belongs to the end, not to the next row.
             rewards[place] = 0.0

@@ -135,6 +135,9 @@ class ActionOutput:
     `normalize` scales bounded Box dimensions from [-1, 1] to the bounds and clips; `clip` only clips. Discrete actions
     are an array of numpy integers, as `space.sample()` gives them (gymnasium's own checks take longer over a Python
     int), the others as read-only arrays.
+
+    Attributes:
+        is_plain: Whether elements of the space are the network's actions themselves.
     """
 
     def __init__(self, space: gym.Space[Any], *, normalize: bool = True, clip: bool = False) -> None:
@@ -152,8 +155,7 @@ class ActionOutput:
                 "these; wrap the environment"
             )
         self.space: Any = flat
-        # Whether the environment gets the actions unchanged.
-        self._plain = isinstance(flat, gym.spaces.Discrete) and not flat.start and flat.dtype == np.int64
+        self.is_plain = isinstance(flat, gym.spaces.Discrete) and not flat.start and flat.dtype == np.int64
         self._first = self._behind = np.zeros(0, np.int64)
         if isinstance(flat, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
             self._first = np.asarray(flat.start, np.int64).reshape(-1)
@@ -185,7 +187,7 @@ class ActionOutput:
         return self._half, self._centre, self._least, self._most
 
     def __call__(self, actions: Array) -> Sequence[Any] | Array:
-        if self._plain:
+        if self.is_plain:
             return actions
         if len(self._half):
             return self._elements(self._scaled(actions, self._least, self._most))

@@ -168,7 +168,8 @@ class ObsPreprocessor:
                 if not isinstance(nested, NestedRows) and set(map(len, nested)) != number:
                     raise TypeError("an observation has another number of elements than its space")
             rows = self._box_rows(obs, self._only_box) if self._only_box else self._all_rows(obs)
-            masks: list[Mask] = [self._mask(leaf, obs, final) for leaf in self.mask_leaves]
+            leaves = self.mask_leaves
+            masks: list[Mask] = [self._mask(leaf, obs, final) for leaf in leaves] if leaves else []
         except (KeyError, TypeError, IndexError) as error:
             raise self._structure_error(obs, error) from error
         if len(masks) > 1:
@@ -176,7 +177,7 @@ class ObsPreprocessor:
         return rows, masks[0] if masks else None
 
     def _box_rows(self, obs: Sequence[Any] | Array, leaf: Leaf) -> Rows:
-        values = _parts_at(obs, leaf.keys)
+        values = _parts_at(obs, leaf.keys) if leaf.keys else obs
         rows = leaf.stack(values).reshape(len(obs), self.size)
         if rows.dtype == self.dtype:
             return rows

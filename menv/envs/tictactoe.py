@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from operator import index, not_
 from typing import Any, ClassVar
 
@@ -36,15 +35,6 @@ def winner_of(board: Sequence[int]) -> str | None:
         if board[a] and board[a] == board[b] == board[c]:
             return PLAYERS[board[a] - 1]
     return None
-
-
-def planes_of(board: Sequence[int], stone: int) -> npt.NDArray[np.float32]:
-    """Return the float32 [18] observation of the player with this `stone`: own squares, then the other's."""
-    planes = np.zeros(18, np.float32)
-    for square, owner in enumerate(board):
-        if owner != 0:
-            planes[square if owner == stone else 9 + square] = 1.0
-    return planes
 
 
 class TicTacToe(MultiAgentEnv):
@@ -115,7 +105,15 @@ class TicTacToe(MultiAgentEnv):
             ContractError: The actions are not one integer of the mover.
         """
         mover, waiting = PLAYERS[self._stone - 1], PLAYERS[2 - self._stone]
-        square = self._move_of(mover, actions)
+        if not self.agents:
+            raise CallOrderError("TicTacToe.step: no game is running, expected reset first; call reset")
+        try:
+            # Other types than integers, such as 1.5, have no index.
+            square = index(actions[mover])
+        except (KeyError, TypeError):
+            raise self._refusal(mover, actions) from None
+        if len(actions) > 1:
+            raise self._refusal(mover, actions)
         if not 0 <= square < 9 or self._board[square] != 0:
             return self._end(waiting, {mover: {"illegal_move": square}})
         self._board[square] = self._stone
@@ -138,22 +136,20 @@ class TicTacToe(MultiAgentEnv):
             rewards = {player: 1.0 if player == winner else -1.0 for player in PLAYERS}
         return obs, rewards, {"player1": True, "player2": True, ALL: True}, {ALL: False}, infos
 
-    def _move_of(self, mover: str, action_dict: AgentDict) -> int:
-        if not self.agents:
-            raise CallOrderError("TicTacToe.step: no game is running, expected reset first; call reset")
-        if list(action_dict) == [mover]:
-            # Other types, such as 1.5, get the error below.
-            with suppress(TypeError):
-                return index(action_dict[mover])
-        given = ", ".join(f"{agent!r}: {type(move).__name__}" for agent, move in action_dict.items())
-        raise ContractError(
+    def _refusal(self, mover: str, actions: AgentDict) -> ContractError:
+        given = ", ".join(f"{agent!r}: {type(move).__name__}" for agent, move in actions.items())
+        return ContractError(
             f"TicTacToe.step: got actions {{{given}}}, expected one integer from {mover!r} alone, "
             "whose turn it is; answer the agent that the last obs named"
         )
 
     def _observe(self, player: int) -> AgentDict:
+        planes = np.zeros(18, np.float32)
+        for square, owner in enumerate(self._board):
+            if owner:
+                planes[square if owner == player + 1 else 9 + square] = 1.0
         allowed = [*map(not_, self._board)] if self.agents else [False] * 9
-        return {"observations": planes_of(self._board, player + 1), "action_mask": np.array(allowed, np.int8)}
+        return {"observations": planes, "action_mask": np.array(allowed, np.int8)}
 
 
 def text_of(board: Sequence[int]) -> str:

@@ -37,6 +37,7 @@ class FragmentLimit:
     Attributes:
         room: How many steps the fragment of an external environment lacked at the last check, and whether these are
             agent steps; None for others.
+        counts_rows: Whether the limit depends on the rows that are answered: only then `count` has to be called.
     """
 
     room: tuple[float, bool] | None = None
@@ -53,6 +54,7 @@ class FragmentLimit:
         self._lockstep = lockstep
         self._complete = batch_mode == "complete_episodes"
         self._by_rows = count_steps_by == "agent_steps"
+        self.counts_rows = self._complete or self._by_rows
         self._target: Column = np.zeros(0, np.int64)
         self._rows: Column = np.zeros(0, np.int64)
         # True between episodes.
@@ -71,8 +73,7 @@ class FragmentLimit:
 
     def count(self, env_indices: Column) -> None:
         """Count answered rows [R] of these sub-environments."""
-        if self._by_rows or self._complete:
-            self._make_room(int(env_indices.max(initial=-1)) + 1)
+        self._make_room(int(env_indices.max(initial=-1)) + 1)
         if self._by_rows:
             self._rows += np.bincount(env_indices, minlength=len(self._rows))
             self._asked[env_indices] = self._seen[env_indices]

@@ -332,7 +332,8 @@ class NetworkStrategy(ActingStrategy):
             raise non_finite_error(networks.backend, self.policy_ids, block.which, obs)
         buffer.set_actions(block.rows, decision.actions, decision.dist_inputs)
         if self.path is None:
-            return networks.output(decision.actions)
+            output = networks.output
+            return decision.actions if output.is_plain else output(decision.actions)
         own = [seats[slot] for slot in block.slots.tolist()] if self.path.acts else None
         answers: Answers = self.path.answers(block.which, decision.actions, obs, mask, own)
         return answers

@@ -144,7 +144,8 @@ class RolloutLoop:
 
     def _apply_external(self, ready: Ready) -> None:
         acted = self._external_writer.write(ready)
-        self._limit.count(acted)
+        if self._limit.counts_rows:
+            self._limit.count(acted)
         self._limit.end_episodes([chunk.episode for chunk in ready.played if chunk.episode])
         self.agent_steps += len(acted)
 
@@ -215,7 +216,8 @@ class RolloutLoop:
         seats = self._seats
         if group.strategy.reads_episodes:
             block.episodes = [self._tracker.running[seats[slot][0]] for slot in block.slots.tolist()]
-        self._limit.count(block.env_indices)
+        if self._limit.counts_rows:
+            self._limit.count(block.env_indices)
         if block.taken is not None:
             return self._external_writer.record_actions(group, block, block.taken, seats)
         answers = group.strategy.act(block, group.buffer, self._table, self.env_steps, seats, explore)
