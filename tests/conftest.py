@@ -73,7 +73,6 @@ TOGETHER = {"programs": PROGRAMS, "house": ("tests/house/",)}
 
 
 HANG_S = 900
-"""Seconds after which a test hangs."""
 
 _stderr = 2
 _watched_at = -math.inf
